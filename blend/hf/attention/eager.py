@@ -1,0 +1,65 @@
+"""The specification: attention of selected rows, written out. Every backend is tested against it.
+
+Shape suffixes: ``B`` batch, ``Hq`` query heads, ``Hkv`` kv heads, ``S`` selected rows, ``T`` all rows, ``D`` head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blend.hf.attention.mask import FusionMask, Reach
+
+__all__ = ["attend_eager", "weights_eager"]
+
+
+def attend_eager(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: FusionMask,
+    *,
+    scaling: float,
+    reach: Reach | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention of ``query [B, Hq, S, D]`` over ``key, value [B, Hkv, T, D]``, grouped heads shared.
+
+    Args:
+        mask: who sees whom, by absolute position.
+        scaling: multiplies the dot products.
+        reach: the layer's window or chunk, if it differs from the mask's.
+        softcap: ``cap * tanh(score / cap)`` before masking (Gemma 2).
+        sinks: one extra logit per query head that takes probability and adds no value (gpt-oss), ``[Hq]``.
+
+    Returns:
+        ``[B, S, Hq, Dv]`` in the query's dtype; softmax in fp32.
+    """
+    allowed = mask.dense(reach)
+    weights = weights_eager(query, key, allowed, scaling=scaling, softcap=softcap, sinks=sinks)
+    groups = query.shape[1] // key.shape[1]
+    out = weights.to(value.dtype) @ value.repeat_interleave(groups, dim=1)
+    return out.transpose(1, 2).contiguous()
+
+
+def weights_eager(
+    query: Tensor,
+    key: Tensor,
+    allowed: Tensor | None,
+    *,
+    scaling: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention weights, fp32 ``[B, Hq, S, T]``; ``allowed`` is bool, broadcast over ``[S, T]``."""
+    groups = query.shape[1] // key.shape[1]
+    scores = (query @ key.repeat_interleave(groups, dim=1).transpose(-1, -2)).float() * scaling
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    column = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]

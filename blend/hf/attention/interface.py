@@ -1,0 +1,86 @@
+"""Our entry in transformers' attention registry: fusion masks go to our kernel, everything else to the stock one.
+
+The registry key replaces the model's own implementation once, when a :class:`~blend.hf.view.ModelView` is attached;
+ordinary calls of the model (plain masks, padding, no mask) behave exactly as before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
+
+from blend.errors import UnsupportedModel
+from blend.hf.attention.blocked import attend_blocked
+from blend.hf.attention.eager import attend_eager
+from blend.hf.attention.mask import FusionMask, Reach
+
+__all__ = ["BACKENDS", "FUSION_OVER", "fusion_attention", "register"]
+
+# The names avoid "sdpa", "flash" and "flex_attention": transformers takes those as requests for kernels.
+FUSION_OVER = {"sdpa": "kv_fusion", "eager": "kv_fusion_float"}
+"""Registry key that stands over each stock implementation."""
+
+BACKENDS: dict[str, Callable[..., Tensor]] = {"blocked": attend_blocked, "eager": attend_eager}
+"""Attention over selected rows, by name; all with the signature of :func:`attend_eager`."""
+
+
+def register() -> None:
+    """Adds our keys to the registries; calling it again changes nothing."""
+    for stock, name in FUSION_OVER.items():
+        AttentionInterface.register(name, _over_sdpa if stock == "sdpa" else _over_eager)
+        # With no mask function of its own, a key would lose the padding mask of ordinary batched calls.
+        AttentionMaskInterface.register(name, sdpa_mask if stock == "sdpa" else eager_mask)
+
+
+def fusion_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: FusionMask,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    backend: str = "blocked",
+    **extra: Any,
+) -> tuple[Tensor, None]:
+    """Attention of the selected rows ``query [1, Hq, S, D]`` over all rows; arguments as transformers passes them.
+
+    Raises:
+        UnsupportedModel: the model adds a position bias that this function does not know.
+    """
+    if extra.get("position_bias") is not None:
+        raise UnsupportedModel(f"{type(module).__name__} adds a learned position bias: use full prefill for this model")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if mask.observer is not None:
+        mask.observer(int(module.layer_idx), query, key, scale, softcap)  # type: ignore[arg-type]
+    # What the model itself passes wins over what its config says.
+    reach = Reach(window=int(sliding_window)) if sliding_window is not None else mask.reach
+    attend = BACKENDS[backend]
+    return attend(query, key, value, mask, scaling=scale, reach=reach, softcap=softcap, sinks=s_aux), None
+
+
+def _over_sdpa(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, Any]:
+    if isinstance(attention_mask, FusionMask):
+        return fusion_attention(module, query, key, value, attention_mask, **kwargs)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+def _over_eager(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, Any]:
+    if isinstance(attention_mask, FusionMask):
+        return fusion_attention(module, query, key, value, attention_mask, **kwargs)
+    # Every modeling file brings its own eager function (softcap, sinks); transformers' default is looked up there.
+    stock: Callable[..., tuple[Tensor, Any]] = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+    return stock(module, query, key, value, attention_mask, **kwargs)

@@ -1,0 +1,105 @@
+"""The fusion cache: moved KV of the whole prompt, into which a narrowed forward pass scatters fresh rows.
+
+transformers sees an ordinary cache that is empty before the pass and holds all rows in attention; what it hands to
+``update`` are the fresh K/V of the rows that run.
+
+Shape suffixes: ``T`` rows of the prompt, ``S`` rows that run, ``H`` kv heads, ``D`` head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+from blend.chunk import KVLayers
+
+__all__ = ["FusionCache", "FusionLayer", "LayerKnown"]
+
+
+class LayerKnown(Exception):
+    """Leaves a layer right after its fresh K/V are known, before its attention: the cheap check."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__("left behind the K/V projection on purpose")
+        self.keys = keys
+        self.values = values
+
+
+class FusionLayer(DynamicLayer):
+    """One layer's K/V, ``[1, H, T, D]``, written in place."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+        self.rows_S: Tensor | None = None  # rows that run now; None for all
+        self.stop = False  # leave the layer in update()
+        self.settled = False  # fresh K/V of every row that runs are in place already
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Scatters the fresh rows and returns the K/V of all rows."""
+        if self.stop:
+            raise LayerKnown(key_states, value_states)
+        # Once settled, a second projection of fewer rows would only put other rounding in place of the same values.
+        if not self.settled:
+            self.scatter(key_states, value_states)
+        return self.keys, self.values
+
+    def scatter(self, keys: Tensor, values: Tensor) -> None:
+        """Writes fresh K/V ``[1, H, S, D]`` over the rows that run."""
+        if self.rows_S is None:
+            self.keys.copy_(keys)
+            self.values.copy_(values)
+        else:
+            self.keys.index_copy_(2, self.rows_S, keys)
+            self.values.index_copy_(2, self.rows_S, values)
+
+    def get_seq_length(self) -> Any:
+        """0: nothing precedes the prompt. While narrowed, the offset of each running row to its index.
+
+        Some attentions (Llama 4's temperature tuning) take ``arange(S) + get_seq_length()`` for the queries'
+        positions; a tensor of offsets makes that exact.
+        """
+        if self.rows_S is None:
+            return 0
+        return self.rows_S - torch.arange(self.rows_S.numel(), device=self.rows_S.device)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """All rows of the prompt, from row 0."""
+        return int(self.keys.shape[-2]), 0
+
+
+class FusionCache(Cache):
+    """K/V of every row of one prompt, per cache layer, and the pass that is running over it.
+
+    Args:
+        layers: per layer keys ``[1, H, T, Dk]`` and values ``[1, H, T, Dv]``; written to in place.
+        rows: T.
+    """
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
+        super().__init__(layers=[FusionLayer(keys, values) for keys, values in layers])
+        self.rows = rows
+        self.current: Any = None  # the NarrowPass that runs, read by the layer hooks
+
+    @property
+    def kv(self) -> KVLayers:
+        """Views ``[H, T, D]`` of keys and values per layer."""
+        return tuple((layer.keys[0], layer.values[0]) for layer in self.layers)
+
+    def show_rows(self, rows_S: Tensor | None) -> None:
+        """Tells every layer which rows run from now on (None: all)."""
+        for layer in self.layers:
+            layer.rows_S = rows_S
+
+    def reset_pass(self) -> None:
+        """Makes the cache ready for another pass; K/V stay."""
+        self.current = None
+        for layer in self.layers:
+            layer.rows_S, layer.settled = None, False

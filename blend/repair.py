@@ -1,0 +1,149 @@
+"""Choosing rows and computing them again: the probe, the check and the narrowed pass."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blend.clock import Clock
+from blend.hf.attention.eager import weights_eager
+from blend.hf.fusion_cache import FusionCache
+from blend.hf.narrow import NarrowPass, PassOver
+from blend.hf.view import ModelView
+from blend.layout import Layout
+from blend.selectors import Candidates, FreshKV, Selector
+
+__all__ = ["Charge", "Repaired", "repair"]
+
+
+class Charge(NamedTuple):
+    """What a request has computed, so that methods can be compared at equal cost.
+
+    Attributes:
+        rows_per_layer: rows that ran through each layer, in the repair pass.
+        projected_per_layer: rows whose K/V were projected there in addition (checks, and the last layer).
+        probe_per_layer: rows that ran through each layer in the probe pass.
+        row_layers: all of it in whole layers' worth of rows; a projection counts by its share of the parameters.
+        ideal: row-layers of a full prefill over ``row_layers``: the speed-up if every row cost the same.
+    """
+
+    rows_per_layer: tuple[int, ...]
+    projected_per_layer: tuple[int, ...]
+    probe_per_layer: tuple[int, ...]
+    row_layers: float
+    ideal: float
+
+
+class Repaired(NamedTuple):
+    """Logits of the last row (fp32 ``[V]``), the rows computed again, and what it cost."""
+
+    logits: Tensor
+    chosen: Tensor
+    charge: Charge
+
+
+def repair(
+    view: ModelView, ids_1T: Tensor, layout: Layout, cache: FusionCache, selector: Selector, clock: Clock
+) -> Repaired:
+    """Runs the question and the rows that ``selector`` chooses over the assembled cache, in place.
+
+    Where nothing is stale and only the tail is fresh, that is plain prefix caching and the stock forward does it.
+    """
+    if not layout.stale.numel() and layout.forced.numel() == layout.rows - layout.settled_rows:
+        return _go_on(view, ids_1T, layout, cache, clock)
+    chooser = _Chooser(layout, cache, selector, view.device)
+    attention_T, probe_rows = None, ()
+    if selector.wants == "question_attention" and chooser.stale.numel():
+        with clock("probe"):
+            attention_T, probe_rows = _question_attention(view, ids_1T, layout, cache, selector)
+    checks = selector.check_layers(len(view.layers)) if chooser.stale.numel() else ()
+    with clock("repair"):
+        if checks:
+            plan = view.narrow_pass(cache, rows_S=chooser.up_to_check(), checks=dict.fromkeys(checks, chooser.check))
+        else:
+            plan = view.narrow_pass(cache, rows_S=chooser.before_layer_0(attention_T))
+        logits = view.run(ids_1T, plan)
+    clock.split("repair", "check", chooser.checked_at)
+    assert logits is not None
+    return Repaired(logits, chooser.chosen, _charge(view, plan, probe_rows, layout.rows))
+
+
+def _go_on(view: ModelView, ids_1T: Tensor, layout: Layout, cache: FusionCache, clock: Clock) -> Repaired:
+    """The stock forward over the fresh tail, behind the KV that is there."""
+    start = layout.settled_rows
+    with clock("prefill"):
+        past = tuple((keys[:, :start], values[:, :start]) for keys, values in cache.kv)
+        logits, layers = view.prefill(ids_1T[:, start:], past)
+        for target, (keys, values) in zip(cache.layers, layers, strict=True):
+            target.keys, target.values = keys, values
+    count, depth = layout.rows - start, len(view.layers)
+    charge = Charge((count,) * depth, (0,) * depth, (), float(count * depth), layout.rows / count)
+    return Repaired(logits[0], layout.stale, charge)
+
+
+class _Chooser:
+    """Asks the selector, and adds the rows that always run."""
+
+    def __init__(self, layout: Layout, cache: FusionCache, selector: Selector, device: torch.device) -> None:
+        self.layout, self.cache, self.selector = layout, cache, selector
+        self.stale = layout.stale.to(device)
+        self.forced = layout.forced.to(device)
+        self.chosen = self.stale[:0]
+        self.checked_at: float | None = None
+        # At the first check every stale row still runs.
+        self._left = self.stale
+
+    def before_layer_0(self, attention_T: Tensor | None) -> Tensor:
+        candidates = Candidates(self.stale, self.layout, attention_T=attention_T)
+        return self._with_forced(self.selector.choose(candidates) if self.stale.numel() else self.stale)
+
+    def up_to_check(self) -> Tensor | None:
+        """Rows that run up to the first check: all that are not exact already; None (all) where few are exact.
+
+        An unnarrowed layer runs the stock causal kernel, which is the quicker way through nearly all rows.
+        """
+        count = self.stale.numel() + self.forced.numel()
+        return None if count > 0.75 * self.layout.rows else torch.cat([self.stale, self.forced]).sort().values
+
+    def check(self, layer: int, rows_R: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        target = self.cache.layers[layer]
+        cached = target.keys[0].index_select(1, rows_R), target.values[0].index_select(1, rows_R)
+        fresh = FreshKV(layer, rows_R, keys[0], values[0], *cached)
+        self._left = self.selector.choose(Candidates(self._left, self.layout, fresh=fresh)).to(self.stale.device)
+        rows = self._with_forced(self._left)
+        self.checked_at = Clock.now(rows.device)
+        return rows
+
+    def _with_forced(self, chosen: Tensor) -> Tensor:
+        self.chosen = chosen.to(self.stale.device)
+        return torch.cat([self.chosen, self.forced]).sort().values
+
+
+def _question_attention(
+    view: ModelView, ids_1T: Tensor, layout: Layout, cache: FusionCache, selector: Selector
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The question's softmax attention over all rows, fp32 ``[T]``: mean over heads, question rows and layers."""
+    wanted = set(selector.probe_layers(len(cache.layers)))
+    last = max(wanted)
+    forced = layout.forced.to(view.device)
+    total_T = torch.zeros(layout.rows, device=view.device)
+    seen_SK = torch.arange(layout.rows, device=view.device)[None, :] <= forced[:, None]
+
+    def observe(layer: int, query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> None:
+        if layer in wanted:
+            weights = weights_eager(query, key, seen_SK, scaling=scaling, softcap=softcap)
+            total_T.add_(weights.mean(dim=(0, 1, 2)))
+        if layer == last:
+            raise PassOver
+
+    plan = view.narrow_pass(cache, rows_S=forced, observer=observe, only_last=False)
+    view.run(ids_1T, plan)
+    return total_T / len(wanted), tuple(plan.ran)
+
+
+def _charge(view: ModelView, plan: NarrowPass, probe_rows: tuple[int, ...], total: int) -> Charge:
+    row_layers = sum(plan.ran) + view.projection_share * sum(plan.projected) + sum(probe_rows)
+    ideal = total * len(view.layers) / max(row_layers, 1.0)
+    return Charge(tuple(plan.ran), tuple(plan.projected), probe_rows, row_layers, ideal)

@@ -1,0 +1,20 @@
+"""One file per published way to choose the rows that are computed again."""
+
+from blend.selectors.base import BudgetedSelector, Candidates, FreshKV, Selector
+from blend.selectors.first_k import FirstK
+from blend.selectors.kv_deviation import KVDeviation
+from blend.selectors.query_attention import QueryAttention
+from blend.selectors.static import FullRecompute, FullReuse, Random
+
+__all__ = [
+    "BudgetedSelector",
+    "Candidates",
+    "FirstK",
+    "FreshKV",
+    "FullRecompute",
+    "FullReuse",
+    "KVDeviation",
+    "QueryAttention",
+    "Random",
+    "Selector",
+]

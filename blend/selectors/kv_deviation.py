@@ -1,0 +1,72 @@
+"""CacheBlend: the rows whose cached KV is furthest from the fresh one (Yao et al., EuroSys 2025, arXiv:2405.16444)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from blend.errors import BudgetError
+from blend.selectors.base import BudgetedSelector, Candidates, FreshKV, top_rows
+
+__all__ = ["KVDeviation"]
+
+
+@dataclass(frozen=True)
+class KVDeviation(BudgetedSelector):
+    """Squared L2 distance between fresh and moved cached K/V at check layers; the largest are computed again.
+
+    All rows run through the layers before the first check layer, and that layer's K/V projection. The released code
+    makes one choice at layer 1 from V alone (the defaults here); the paper filters gradually, which is
+    ``layers=(1, 2, ...)`` with a falling ``schedule``.
+
+    Attributes:
+        on: which deviation counts: ``"value"`` (released code), ``"key"``, or ``"both"`` (their sum, each divided by
+            its mean so that neither drowns the other).
+        layers: check layers, ascending. Layer 0 is no use: its cached K/V are exact.
+        schedule: budget at each check layer, as a multiple of the final budget; the last must be 1.
+    """
+
+    name: ClassVar[str] = "kv-deviation"
+    wants: ClassVar[Literal["nothing", "question_attention", "fresh_kv"]] = "fresh_kv"
+    on: Literal["value", "key", "both"] = "value"
+    layers: tuple[int, ...] = (1,)
+    schedule: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.on not in ("value", "key", "both"):
+            raise BudgetError(f"on is {self.on!r}: choose 'value', 'key' or 'both'")
+        if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 1:
+            raise BudgetError(f"layers is {self.layers}: give ascending check layers, 1 or more")
+        if len(self.schedule) != len(self.layers) or self.schedule[-1] != 1.0 or min(self.schedule) < 1.0:
+            raise BudgetError(
+                f"schedule is {self.schedule}: give one multiple of the budget (1 or more) per check layer "
+                f"({len(self.layers)}), ending in 1"
+            )
+
+    def check_layers(self, layers: int) -> tuple[int, ...]:
+        """The configured layers; those beyond the model fall on its last layer."""
+        return tuple(sorted({min(layer, layers - 1) for layer in self.layers}))
+
+    def choose(self, candidates: Candidates) -> Tensor:
+        fresh = candidates.fresh
+        assert fresh is not None, "the engine hands fresh K/V to selectors that want them"
+        budget = self.budget(candidates.layout.stale.numel())
+        multiple = max((m for layer, m in zip(self.layers, self.schedule, strict=True) if layer >= fresh.layer), default=1.0)
+        score_T = torch.zeros(candidates.layout.rows, device=fresh.fresh_keys.device)
+        score_T[fresh.rows_R.to(score_T.device)] = self._deviation(fresh)
+        return top_rows(candidates.stale, score_T, min(round(budget * multiple), candidates.stale.numel()))
+
+    def _deviation(self, fresh: FreshKV) -> Tensor:
+        key_R = _squared_distance(fresh.fresh_keys, fresh.cached_keys) if self.on != "value" else None
+        value_R = _squared_distance(fresh.fresh_values, fresh.cached_values) if self.on != "key" else None
+        if key_R is None or value_R is None:
+            return key_R if key_R is not None else value_R  # type: ignore[return-value]  # one of them is set
+        return key_R / key_R.mean().clamp_min(1e-30) + value_R / value_R.mean().clamp_min(1e-30)
+
+
+def _squared_distance(a_HRD: Tensor, b_HRD: Tensor) -> Tensor:
+    return (a_HRD.float() - b_HRD.float()).square_().sum(dim=(0, 2))

@@ -1,0 +1,162 @@
+"""From text to the parts of a prompt: a chat template around the parts, never inside a chunk.
+
+Every part is tokenised once and on its own. Control tokens that a passage or question spells out are tokenised as
+ordinary text, so a document cannot open or close a chat turn. Knows tokenizers, not models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from blend.chunk import Chunk
+from blend.errors import PromptError
+from blend.prompt import Prompt
+
+__all__ = ["DEFAULT_SYSTEM", "PromptText", "tokenizer_digest"]
+
+DEFAULT_SYSTEM = "Answer the question from the passages below. Answer in a few words."
+
+_MARK = "<<kvblend:passages>>"
+_ASK = "<<kvblend:question>>"
+
+
+class PromptText:
+    """Builds prompts with one tokenizer.
+
+    The layout is ``template head, system text, [passages], question, template tail``. Without a chat template it is
+    ``BOS, system text, [passages], "Question: ... Answer:"``.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        chat: use the tokenizer's chat template; None uses it where there is one.
+
+    Raises:
+        PromptError: ``chat=True`` and the tokenizer has no template, or the template drops or repeats the user's text.
+    """
+
+    def __init__(self, tokenizer: Any, chat: bool | None = None) -> None:
+        self.tokenizer = tokenizer
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        if chat and not has_template:
+            raise PromptError("chat=True, but the tokenizer has no chat template: use chat=False, or set one")
+        self.chat = has_template if chat is None else chat
+
+    def prompt(self, question: str, passages: Sequence[str | Chunk], system: str = DEFAULT_SYSTEM) -> Prompt:
+        """The prompt of one question over passages.
+
+        Args:
+            question: its text, not empty.
+            passages: texts, or chunks made before.
+            system: instructions; may be empty.
+
+        Raises:
+            PromptError: an empty question or passage.
+        """
+        if not question.strip():
+            raise PromptError("the question is empty: ask something, or use generate() of the model itself")
+        head, middle, tail = self._frame(system)
+        body = [*self._template_ids(middle), *self.encode(f" {question.strip()}"), *self._template_ids(tail)]
+        return Prompt(
+            tuple(self._head_ids(head)),
+            tuple(p if isinstance(p, Chunk) else self.chunk(p, f"passage {i}") for i, p in enumerate(passages, 1)),
+            tuple(body),
+        )
+
+    def turn(self, answer: Sequence[int], question: str) -> tuple[int, ...]:
+        """Ids that go on from an answer to the next question: the answer, the end of its turn, the user's next turn.
+
+        Args:
+            answer: generated ids; control tokens at the end are dropped, the template writes its own.
+
+        Raises:
+            PromptError: an empty question.
+        """
+        if not question.strip():
+            raise PromptError("the question is empty: ask something")
+        said = list(answer)
+        while said and said[-1] in self.tokenizer.all_special_ids:
+            said.pop()
+        between, tail = self._between_turns()
+        ask = self.encode(f" {question.strip()}")
+        return (*said, *self._template_ids(f"{between}Question:"), *ask, *self._template_ids(tail))
+
+    def system_ids(self, system: str = DEFAULT_SYSTEM) -> tuple[int, ...]:
+        """The ids that stand before the first chunk: what chunks are encoded behind."""
+        return tuple(self._head_ids(self._frame(system)[0]))
+
+    def chunk(self, text: str, name: str = "") -> Chunk:
+        """A passage as a chunk: its text and an empty line.
+
+        Raises:
+            PromptError: no text.
+        """
+        if not text.strip():
+            raise PromptError(f"chunk {name!r} is empty: drop it, or give it some text")
+        return Chunk(tuple(self.encode(text.strip() + "\n\n")), name)
+
+    def encode(self, text: str) -> list[int]:
+        """Ordinary text to ids: no BOS, control tokens spelled out."""
+        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        return [int(i) for i in ids]
+
+    def bos(self) -> tuple[int, ...]:
+        """The ids that the tokenizer puts before a text by itself (BOS), possibly none."""
+        bare = list(self.tokenizer("a", add_special_tokens=False).input_ids)
+        full = list(self.tokenizer("a").input_ids)
+        at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
+        return tuple(full[:at])
+
+    # --- template ---------------------------------------------------------------------------------
+
+    def _frame(self, system: str) -> tuple[str, str, str]:
+        """Text before the passages, between passages and question, and behind the question."""
+        if not self.chat:
+            return f"{system.strip()}\n\n" if system.strip() else "", "Question:", "\nAnswer:"
+        user = f"{_MARK}{_ASK}"
+        messages = [{"role": "user", "content": user}]
+        if system.strip():
+            messages.insert(0, {"role": "system", "content": system.strip()})
+        text = self._render(messages, system.strip(), user)
+        if text.count(_MARK) != 1 or text.count(_ASK) != 1:
+            raise PromptError("the chat template does not pass the user's message through once: use chat=False")
+        head, rest = text.split(_MARK)
+        middle, tail = rest.split(_ASK)
+        return head, f"{middle}Question:", tail
+
+    def _between_turns(self) -> tuple[str, str]:
+        """Template text between an answer and the next question, and behind that question."""
+        if not self.chat:
+            return "\n\n", "\nAnswer:"
+        turns = [("user", "Hello"), ("assistant", _MARK), ("user", _ASK)]
+        text = self._render([{"role": role, "content": content} for role, content in turns], "", "")
+        if text.count(_MARK) != 1 or text.count(_ASK) != 1:
+            raise PromptError("the chat template does not pass turns through once: use chat=False")
+        between, tail = text.split(_MARK)[1].split(_ASK)
+        return between, tail
+
+    def _render(self, messages: list[dict[str, str]], system: str, user: str) -> str:
+        template = self.tokenizer.apply_chat_template
+        try:
+            return str(template(messages, tokenize=False, add_generation_prompt=True))
+        except Exception:
+            # Some templates (Gemma 2) have no system role: the instructions open the user's turn instead.
+            merged = [{"role": "user", "content": f"{system}\n\n{user}" if system else user}]
+            return str(template(merged, tokenize=False, add_generation_prompt=True))
+
+    def _head_ids(self, head: str) -> list[int]:
+        # A template writes its own BOS; only bare text gets the tokenizer's.
+        return self._template_ids(head) if self.chat else [*self.bos(), *self.encode(head)]
+
+    def _template_ids(self, text: str) -> list[int]:
+        return [int(i) for i in self.tokenizer(text, add_special_tokens=False).input_ids] if text else []
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """sha256 over vocabulary and class; a tokenizer that numbers tokens otherwise gives another digest."""
+    if tokenizer is None:
+        return "none"
+    vocab = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=False)
+    return hashlib.sha256(f"{type(tokenizer).__name__}{vocab}".encode()).hexdigest()
