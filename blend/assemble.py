@@ -56,9 +56,7 @@ def _source(
     return {"prefix": prefix, "fused": fused, "fresh": None}[piece.origin]
 
 
-def _gather(
-    layout: Layout, sources: Sequence[KVLayers | None], layer: int, slot: int, like_HnD: Tensor
-) -> Tensor:
+def _gather(layout: Layout, sources: Sequence[KVLayers | None], layer: int, slot: int, like_HnD: Tensor) -> Tensor:
     """One layer's keys (slot 0) or values (slot 1) of all rows, ``[H, T, D]``."""
     out_HTD = like_HnD.new_empty(like_HnD.shape[0], layout.rows, like_HnD.shape[-1])
     for piece, source in zip(layout.pieces, sources, strict=True):
@@ -71,7 +69,9 @@ def _gather(
     return out_HTD
 
 
-def _move_chunks(rope: Rope, layout: Layout, chunks: Sequence[ChunkKV | None], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+def _move_chunks(
+    rope: Rope, layout: Layout, chunks: Sequence[ChunkKV | None], layers: Sequence[tuple[Tensor, Tensor]]
+) -> None:
     """Turns the chunks' rows in place, all chunks of a layer at once."""
     pieces = [piece for piece in layout.pieces if piece.origin == "chunk"]
     if not pieces:

@@ -65,7 +65,7 @@ def prove(view: ModelView, rows: int | None = None) -> Iterator[Proof]:
     """Every proof, one by one.
 
     Args:
-        rows: length of the random prompt; None takes one longer than the model's sliding window where it has a short one.
+        rows: length of the random prompt; None takes one longer than a short sliding window.
     """
     case = _case(view, rows or _telling_length(view))
     yield Proof("rotation probe", view.rope.error, tolerance(view.dtype), view.rope.describe())

@@ -276,7 +276,9 @@ class Blender:
         vocab = self.view.vocabulary
         largest = max(prompt.ids)
         if largest >= vocab:
-            raise PromptError(f"token id {largest} is outside the model's vocabulary of {vocab}: is it the right tokenizer?")
+            raise PromptError(
+                f"token id {largest} is outside the model's vocabulary of {vocab}: is it the right tokenizer?"
+            )
         for chunk in prompt.chunks:
             self._refuse_padding(chunk)
 
@@ -299,7 +301,9 @@ class Blender:
 
     def _text(self) -> PromptText:
         if self.text is None:
-            raise PromptError("this Blender has no tokenizer: build Prompt and Chunk from token ids, or pass tokenizer=")
+            raise PromptError(
+                "this Blender has no tokenizer: build Prompt and Chunk from token ids, or pass tokenizer="
+            )
         return self.text
 
     def _system_ids(self, system: str | None) -> tuple[int, ...]:

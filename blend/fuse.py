@@ -45,7 +45,8 @@ def fuse(
     with clock("lookup"):
         prefix = setup.longest_prefix(prompt)
         covered = (prefix.rows if prefix else 0, _common(prompt.ids, past.prompt.ids) if past else 0)
-        wanted = [chunk for start, chunk in zip(prompt.starts, prompt.chunks) if start + len(chunk) > max(covered)]
+        places = zip(prompt.starts, prompt.chunks, strict=True)
+        wanted = [chunk for start, chunk in places if start + len(chunk) > max(covered)]
         stored = setup.fetch(prompt, wanted)
     with clock("encode"):
         missing = list(dict.fromkeys(chunk for chunk in wanted if chunk not in stored))
@@ -54,7 +55,7 @@ def fuse(
     with clock("assemble"):
         chunks = [item.kv if item else None for item in found]
         layout = lay_out(prompt, *covered, chunks, setup.view.rope.same_angles)
-        cache = assemble(setup.view, layout, chunks, prefix and prefix.layers, past and past.layers)
+        cache = assemble(setup.view, layout, chunks, prefix.layers if prefix else None, past.layers if past else None)
         ids_1T = torch.tensor([prompt.ids], device=setup.view.device)
     repaired = repair(setup.view, ids_1T, layout, cache, selector, clock)
     report = _report(selector.name, prompt, layout, found, repaired, clock, kv_bytes(cache.kv), decode)
@@ -81,6 +82,8 @@ def prefill(setup: Setup, prompt: Prompt, why: str, decode: Decode | None = None
     if remember and not view.rope.by_length:
         setup.prefix.insert(prompt.ids, own)
     fresh = len(prompt) - rows
+    states: list[RowState] = ["exact"] * rows
+    states += ["fresh"] * fresh
     report = Report(
         method="prefill",
         rows=len(prompt),
@@ -96,7 +99,7 @@ def prefill(setup: Setup, prompt: Prompt, why: str, decode: Decode | None = None
         kv_bytes=kv_bytes(own),
         seconds=dict(clock.seconds),
         ttft=ttft,
-        states=("exact",) * rows + ("fresh",) * fresh,
+        states=tuple(states),
         ids=prompt.ids,
         decode=decode,
     )
@@ -179,4 +182,6 @@ def _prefilled_chunk(prompt: Prompt, index: int, prefix_rows: int) -> ChunkRepor
     chunk, start = prompt.chunks[index], prompt.starts[index]
     inside = start + len(chunk) <= prefix_rows
     why = "inside the longest exact prefix" if inside else "computed by the plain prefill"
-    return ChunkReport(chunk.name or f"chunk {index + 1}", start, len(chunk), "prefix" if inside else "miss", why, 0, 0, True)
+    return ChunkReport(
+        chunk.name or f"chunk {index + 1}", start, len(chunk), "prefix" if inside else "miss", why, 0, 0, True
+    )

@@ -75,4 +75,6 @@ class Prompt:
 def _as_chunk(part: object, index: int) -> Chunk:
     if isinstance(part, Chunk):
         return part
-    raise PromptError(f"chunks[{index}] is a {type(part).__name__}, not a Chunk: build it with Chunk(ids) or Blender.prompt")
+    raise PromptError(
+        f"chunks[{index}] is a {type(part).__name__}, not a Chunk: build it with Chunk(ids) or Blender.prompt"
+    )

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from blend.clock import Clock
-from blend.hf.attention.eager import weights_eager
 from blend.hf.fusion_cache import FusionCache
 from blend.hf.narrow import NarrowPass, PassOver
 from blend.hf.view import ModelView
@@ -54,7 +53,8 @@ def repair(
     if not layout.stale.numel() and layout.forced.numel() == layout.rows - layout.settled_rows:
         return _go_on(view, ids_1T, layout, cache, clock)
     chooser = _Chooser(layout, cache, selector, view.device)
-    attention_T, probe_rows = None, ()
+    attention_T: Tensor | None = None
+    probe_rows: tuple[int, ...] = ()
     if selector.wants == "question_attention" and chooser.stale.numel():
         with clock("probe"):
             attention_T, probe_rows = _question_attention(view, ids_1T, layout, cache, selector)
@@ -76,7 +76,7 @@ def _go_on(view: ModelView, ids_1T: Tensor, layout: Layout, cache: FusionCache, 
     with clock("prefill"):
         past = tuple((keys[:, :start], values[:, :start]) for keys, values in cache.kv)
         logits, layers = view.prefill(ids_1T[:, start:], past)
-        for target, (keys, values) in zip(cache.layers, layers, strict=True):
+        for target, (keys, values) in zip(cache.states, layers, strict=True):
             target.keys, target.values = keys, values
     count, depth = layout.rows - start, len(view.layers)
     charge = Charge((count,) * depth, (0,) * depth, (), float(count * depth), layout.rows / count)
@@ -108,7 +108,7 @@ class _Chooser:
         return None if count > 0.75 * self.layout.rows else torch.cat([self.stale, self.forced]).sort().values
 
     def check(self, layer: int, rows_R: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        target = self.cache.layers[layer]
+        target = self.cache.states[layer]
         cached = target.keys[0].index_select(1, rows_R), target.values[0].index_select(1, rows_R)
         fresh = FreshKV(layer, rows_R, keys[0], values[0], *cached)
         self._left = self.selector.choose(Candidates(self._left, self.layout, fresh=fresh)).to(self.stale.device)
@@ -125,15 +125,13 @@ def _question_attention(
     view: ModelView, ids_1T: Tensor, layout: Layout, cache: FusionCache, selector: Selector
 ) -> tuple[Tensor, tuple[int, ...]]:
     """The question's softmax attention over all rows, fp32 ``[T]``: mean over heads, question rows and layers."""
-    wanted = set(selector.probe_layers(len(cache.layers)))
+    wanted = set(selector.probe_layers(len(cache.states)))
     last = max(wanted)
     forced = layout.forced.to(view.device)
     total_T = torch.zeros(layout.rows, device=view.device)
-    seen_SK = torch.arange(layout.rows, device=view.device)[None, :] <= forced[:, None]
 
-    def observe(layer: int, query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> None:
+    def observe(layer: int, weights: Tensor) -> None:
         if layer in wanted:
-            weights = weights_eager(query, key, seen_SK, scaling=scaling, softcap=softcap)
             total_T.add_(weights.mean(dim=(0, 1, 2)))
         if layer == last:
             raise PassOver

@@ -33,8 +33,8 @@ def as_table(report: Report) -> Group:
     for stage, seconds in report.seconds.items():
         stages.add_row(stage, f"{seconds * 1e3:.1f}", f"{seconds / max(report.ttft, 1e-9):.0%}")
     stages.add_row("total", f"{report.ttft * 1e3:.1f}", "100%", style="bold")
-    parts = [Text(_summary(report)), *([chunks] if report.chunks else []), stages]
-    return Group(*parts)
+    summary = Text(_summary(report))
+    return Group(summary, chunks, stages) if report.chunks else Group(summary, stages)
 
 
 def as_text(report: Report) -> str:
@@ -50,7 +50,7 @@ def as_html(report: Report) -> str:
     """Summary, legend, and the prompt with every token in the colour of its origin."""
     legend = " ".join(
         f'<span style="background:{colour};color:#111;padding:0 .4em;border-radius:3px">{escape(label)}</span>'
-        for colour, label in {colour: label for colour, label in COLOURS.values()}.items()
+        for colour, label in dict(COLOURS.values()).items()
     )
     body = "".join(
         f'<span style="background:{COLOURS[state][0]};color:#111">{escape(text)}</span>'
@@ -83,7 +83,8 @@ def _summary(report: Report) -> str:
         return f"full prefill of {report.rows} rows ({report.fallback}); TTFT {report.ttft * 1e3:.0f} ms"
     context = f", {report.context_rows} from the earlier context (approximate)" if report.context_rows else ""
     return (
-        f"{report.method}: {report.rows} rows, {report.reused_rows} reused ({report.prefix_rows} exact prefix{context}), "
-        f"{report.recomputed_rows} recomputed; computed 1/{report.ideal_speedup:.1f} of a full prefill's row-layers; "
+        f"{report.method}: {report.rows} rows, {report.reused_rows} reused "
+        f"({report.prefix_rows} exact prefix{context}), {report.recomputed_rows} recomputed; "
+        f"computed 1/{report.ideal_speedup:.1f} of a full prefill's row-layers; "
         f"KV {report.kv_bytes / 1e6:.1f} MB; TTFT {report.ttft * 1e3:.0f} ms"
     )

@@ -178,7 +178,10 @@ def _states(layer: Any, index: int) -> tuple[Tensor, Tensor]:
         raise UnsupportedRotation(
             f"cache layer {index} is a {type(layer).__name__}, not a plain key/value layer. {_WAY_OUT}"
         )
-    return layer.keys[:, :, 0].detach(), layer.values[:, :, 0].detach()
+    keys, values = layer.keys, layer.values
+    assert keys is not None
+    assert values is not None
+    return keys[:, :, 0].detach(), values[:, :, 0].detach()
 
 
 def _gain_candidates(layer: nn.Module) -> Sequence[Tensor]:

@@ -45,9 +45,7 @@ def tolerance(dtype: torch.dtype) -> float:
     return _TOLERANCE[dtype]
 
 
-def fit_rope(
-    samples: Sequence[LayerSample], tables: Mapping[str, RopeTable], positions: tuple[int, int]
-) -> Rope:
+def fit_rope(samples: Sequence[LayerSample], tables: Mapping[str, RopeTable], positions: tuple[int, int]) -> Rope:
     """Fits every layer.
 
     Raises:
@@ -95,7 +93,9 @@ def _best_fit(
 ) -> tuple[LayerRotation | None, float]:
     before, after = sample.keys if slot == "key" else sample.values
     count = before.shape[0]
-    move = Move(torch.full((count,), positions[0]), torch.full((count,), positions[1]), positions[0] + 1, positions[1] + 1)
+    move = Move(
+        torch.full((count,), positions[0]), torch.full((count,), positions[1]), positions[0] + 1, positions[1] + 1
+    )
     best: LayerRotation | None = None
     best_error = float("inf")
     for rotation in _candidates(slot, tables, before.shape[-1], sample.gains):

@@ -170,8 +170,9 @@ def turn_(x_xTD: Tensor, rotation: LayerRotation, turn: Turn) -> Tensor:
     """
     if turn.identity:
         return x_xTD
-    first, second = _pairs(x_xTD, rotation.pairing, turn.cos_TF.shape[-1])
-    gain = _pairs(rotation.gain_D.float(), rotation.pairing, turn.cos_TF.shape[-1]) if rotation.gain_D is not None else None
+    width = turn.cos_TF.shape[-1]
+    first, second = _pairs(x_xTD, rotation.pairing, width)
+    gain = None if rotation.gain_D is None else _pairs(rotation.gain_D.float(), rotation.pairing, width)
     a, b = first.float(), second.float()
     if gain is not None:
         a, b = a / gain[0], b / gain[1]

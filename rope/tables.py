@@ -12,7 +12,6 @@ import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from rope.errors import UnsupportedRotation

@@ -18,7 +18,13 @@ from transformers.cache_utils import DynamicLayer
 
 from blend.chunk import KVLayers
 
-__all__ = ["FusionCache", "FusionLayer", "LayerKnown"]
+__all__ = ["FusionCache", "FusionLayer", "LayerKnown", "cached_kv"]
+
+
+def cached_kv(cache: Cache) -> KVLayers:
+    """Keys and values ``[B, H, rows, D]`` of every layer that owns some."""
+    layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
+    return tuple((layer.keys, layer.values) for layer in layers if layer.keys is not None and layer.values is not None)
 
 
 class LayerKnown(Exception):
@@ -34,8 +40,9 @@ class FusionLayer(DynamicLayer):
     """One layer's K/V, ``[1, H, T, D]``, written in place."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        super().__init__()
-        self.keys, self.values = keys, values
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        self.keys: Tensor = keys
+        self.values: Tensor = values
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
         self.rows_S: Tensor | None = None  # rows that run now; None for all
@@ -84,22 +91,23 @@ class FusionCache(Cache):
     """
 
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
-        super().__init__(layers=[FusionLayer(keys, values) for keys, values in layers])
+        self.states = [FusionLayer(keys, values) for keys, values in layers]
+        super().__init__(layers=list(self.states))
         self.rows = rows
         self.current: Any = None  # the NarrowPass that runs, read by the layer hooks
 
     @property
     def kv(self) -> KVLayers:
         """Views ``[H, T, D]`` of keys and values per layer."""
-        return tuple((layer.keys[0], layer.values[0]) for layer in self.layers)
+        return tuple((layer.keys[0], layer.values[0]) for layer in self.states)
 
     def show_rows(self, rows_S: Tensor | None) -> None:
         """Tells every layer which rows run from now on (None: all)."""
-        for layer in self.layers:
+        for layer in self.states:
             layer.rows_S = rows_S
 
     def reset_pass(self) -> None:
         """Makes the cache ready for another pass; K/V stay."""
         self.current = None
-        for layer in self.layers:
+        for layer in self.states:
             layer.rows_S, layer.settled = None, False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from blend.chunk import KVLayers
 from blend.hf.view import ModelView
@@ -26,6 +26,7 @@ def hand_over(view: ModelView, layers: KVLayers) -> DynamicCache:
     """
     cache = DynamicCache(config=view.model.config)
     for layer, (keys, values) in zip(cache.layers, layers):  # KV-sharing layers at the end own no KV  # noqa: B905
+        assert isinstance(layer, DynamicLayer), "models with other cache layers are refused at load"
         if isinstance(layer, DynamicSlidingWindowLayer):
             layer.update(keys[None], values[None])
         else:
@@ -61,7 +62,8 @@ def generate(view: ModelView, tokenizer: Any, ids: tuple[int, ...], layers: KVLa
     if options.get("stop_strings") is not None:
         options.setdefault("tokenizer", tokenizer)
     inputs = generation_inputs(view, ids, layers, _copies(view, options))
-    return view.model.generate(**inputs, **options)
+    model: Any = view.model
+    return model.generate(**inputs, **options)
 
 
 def stream(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Check", "NarrowPass", "PassOver", "hook_layers"]
 
 Check = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Called with (layer, running rows ``[R]``, fresh keys, fresh values ``[1, H, R, D]``); returns the rows to go on with."""
+"""Called with (layer, running rows ``[R]``, fresh keys, fresh values ``[1, H, R, D]``); returns the rows that go on."""
 
 
 class NarrowPass:
@@ -41,7 +41,7 @@ class NarrowPass:
         rows_S: rows that run from layer 0 on; None for all.
         checks: layers at which the running rows are chosen anew.
         only_last: in the last layer, compute K/V for all running rows and the rest for the last row alone.
-        observer: sees queries and keys of each narrowed attention.
+        observer: sees the weights of each narrowed attention.
         fusion_masks: hand a :class:`FusionMask` to the layers (else a tensor mask).
         float_masks: tensor masks are additive floats (eager attention) instead of booleans.
     """
@@ -63,7 +63,7 @@ class NarrowPass:
         self.start_S = rows_S
         self.checks = dict(checks or {})
         # Layers that share another layer's K/V have none of their own to stop behind.
-        self.only_last = only_last and len(cache.layers) == len(reaches)
+        self.only_last = only_last and len(cache.states) == len(reaches)
         self.observer = observer
         self.fusion_masks = fusion_masks
         self.float_masks = float_masks
@@ -117,11 +117,11 @@ class NarrowPass:
     def _running(self) -> Tensor:
         if self._rows_S is not None:
             return self._rows_S
-        return torch.arange(self.cache.rows, device=self.cache.layers[0].keys.device)
+        return torch.arange(self.cache.rows, device=self.cache.states[0].keys.device)
 
     def _known(self, index: int, layer: nn.Module, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
         """Fresh K/V of the running rows: enters the layer and leaves it before its attention."""
-        target = self.cache.layers[index]
+        target = self.cache.states[index]
         target.stop = True
         try:
             layer.forward(*args, **kwargs)
@@ -139,8 +139,8 @@ class NarrowPass:
             self._show(running[-arrived:])
 
     def _settle(self, index: int, keys: Tensor, values: Tensor) -> None:
-        self.cache.layers[index].scatter(keys, values)
-        self.cache.layers[index].settled = True
+        self.cache.states[index].scatter(keys, values)
+        self.cache.states[index].settled = True
 
     # --- narrowing --------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class NarrowPass:
         seen = fusion.dense()[None, None]
         if not self.float_masks:
             return seen
-        dtype = self.cache.layers[0].keys.dtype
+        dtype = self.cache.states[0].keys.dtype
         return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
 
 

@@ -14,13 +14,14 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from blend.chunk import KVLayers
+from blend.hf.fusion_cache import cached_kv
 
 __all__ = ["oracle"]
 
 
 class _PutBackLayer(DynamicLayer):
     def __init__(self, cached: tuple[Tensor, Tensor], rows_S: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         self.cached, self.rows_S = cached, rows_S
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -40,4 +41,4 @@ def oracle(model: PreTrainedModel, ids_1T: Tensor, cached: KVLayers, rows_S: Ten
     """
     cache = Cache(layers=[_PutBackLayer(pair, rows_S) for pair in cached])
     out = model(input_ids=ids_1T, cache=cache, use_cache=True, logits_to_keep=1)
-    return out.logits[0, -1].float(), tuple((layer.keys[0], layer.values[0]) for layer in cache.layers)
+    return out.logits[0, -1].float(), tuple((keys[0], values[0]) for keys, values in cached_kv(cache))

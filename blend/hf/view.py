@@ -18,7 +18,7 @@ from blend.chunk import KVLayers
 from blend.errors import UnsupportedModel
 from blend.hf.attention import Reach, register
 from blend.hf.attention.interface import FUSION_OVER
-from blend.hf.fusion_cache import FusionCache
+from blend.hf.fusion_cache import FusionCache, cached_kv
 from blend.hf.narrow import NarrowPass, PassOver, hook_layers
 from rope import BoundedTable, Rope, read_rope
 from rope.hf import decoder_layers
@@ -77,7 +77,9 @@ class ModelView:
     @property
     def vocabulary(self) -> int:
         """Token ids that the model embeds."""
-        return int(self.model.get_input_embeddings().num_embeddings)
+        weight = self.model.get_input_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight.shape[0]
 
     @property
     def stretches(self) -> bool:
@@ -110,7 +112,7 @@ class ModelView:
             batch = ids_BT.shape[0], -1, -1, -1
             cache.update(keys[None].expand(batch), values[None].expand(batch), index)
         out = self.model(input_ids=ids_BT.to(self.device), cache=cache, use_cache=True, logits_to_keep=1)
-        return out.logits[:, -1].float(), tuple((layer.keys, layer.values) for layer in cache.layers)
+        return out.logits[:, -1].float(), cached_kv(cache)
 
     # --- narrowed passes --------------------------------------------------------------------------
 
@@ -163,7 +165,7 @@ class ModelView:
         cache = FusionCache([(keys.clone(), values.clone()) for keys, values in layers], 4)
         rows = torch.tensor([2, 3], device=self.device)
         plan = NarrowPass(
-            cache, self.reaches, rows_S=rows, only_last=False, observer=lambda layer, *_: seen.add(layer)
+            cache, self.reaches, rows_S=rows, only_last=False, observer=lambda layer, weights: seen.add(layer)
         )
         self.observable = True
         try:

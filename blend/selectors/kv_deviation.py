@@ -48,14 +48,16 @@ class KVDeviation(BudgetedSelector):
             )
 
     def check_layers(self, layers: int) -> tuple[int, ...]:
-        """The configured layers; those beyond the model fall on its last layer."""
-        return tuple(sorted({min(layer, layers - 1) for layer in self.layers}))
+        """Raises :class:`BudgetError` when a configured layer is beyond the model."""
+        if self.layers[-1] >= layers:
+            raise BudgetError(f"check layer {self.layers[-1]} does not exist: the model has layers 0 to {layers - 1}")
+        return self.layers
 
     def choose(self, candidates: Candidates) -> Tensor:
         fresh = candidates.fresh
         assert fresh is not None, "the engine hands fresh K/V to selectors that want them"
         budget = self.budget(candidates.layout.stale.numel())
-        multiple = max((m for layer, m in zip(self.layers, self.schedule, strict=True) if layer >= fresh.layer), default=1.0)
+        multiple = dict(zip(self.layers, self.schedule, strict=True))[fresh.layer]
         score_T = torch.zeros(candidates.layout.rows, device=fresh.fresh_keys.device)
         score_T[fresh.rows_R.to(score_T.device)] = self._deviation(fresh)
         return top_rows(candidates.stale, score_T, min(round(budget * multiple), candidates.stale.numel()))

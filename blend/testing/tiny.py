@@ -85,9 +85,7 @@ def _rope(rope_type: str, **settings: Any) -> dict[str, Any]:
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=128)
 _YARN64 = _rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0)
 _MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
-_LLAMA3 = _rope(
-    "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128
-)
+_LLAMA3 = _rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
 _ALTERNATING: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "sliding_window": WINDOW,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from blend.hf.attention.eager import weights_eager
+from blend.hf.attention.eager import mix_eager, weights_eager
 from blend.hf.attention.mask import Block, FusionMask, Reach
 
 __all__ = ["attend_blocked"]
@@ -38,9 +38,9 @@ def attend_blocked(
         if softcap is None and sinks is None:
             result = _sdpa(part, keys, values, block, scaling)
         else:
-            weights = weights_eager(part, keys, block.mask, scaling=scaling, softcap=softcap, sinks=sinks)
-            result = weights.to(values.dtype) @ values.repeat_interleave(heads // keys.shape[1], dim=1)
-        out[:, block.q0 : block.q1] = result.transpose(1, 2)
+            weights = weights_eager(part, keys, block.seen, scaling=scaling, softcap=softcap, sinks=sinks)
+            result = mix_eager(weights, values)
+        out[:, block.q0 : block.q1] = result
     return out
 
 
@@ -49,6 +49,7 @@ def _sdpa(part: Tensor, keys: Tensor, values: Tensor, block: Block, scaling: flo
     kv_heads = keys.shape[1]
     groups = heads // kv_heads
     folded = part.reshape(batch, kv_heads, groups * rows, dim)
-    allowed = block.mask.repeat(groups, 1) if groups > 1 else block.mask
-    out = scaled_dot_product_attention(folded, keys, values, attn_mask=allowed, scale=scaling)
-    return out.reshape(batch, heads, rows, out.shape[-1])
+    # An additive mask in the query's dtype goes in as it is; a boolean one would be converted at every call.
+    bias = block.bias(part.dtype).repeat(groups, 1)
+    out = scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scaling)
+    return out.reshape(batch, heads, rows, out.shape[-1]).transpose(1, 2)

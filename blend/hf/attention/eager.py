@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blend.hf.attention.mask import FusionMask, Reach
 
-__all__ = ["attend_eager", "weights_eager"]
+__all__ = ["attend_eager", "mix_eager", "weights_eager"]
 
 
 def attend_eager(
@@ -36,11 +36,16 @@ def attend_eager(
     Returns:
         ``[B, S, Hq, Dv]`` in the query's dtype; softmax in fp32.
     """
-    allowed = mask.dense(reach)
-    weights = weights_eager(query, key, allowed, scaling=scaling, softcap=softcap, sinks=sinks)
-    groups = query.shape[1] // key.shape[1]
-    out = weights.to(value.dtype) @ value.repeat_interleave(groups, dim=1)
-    return out.transpose(1, 2).contiguous()
+    weights = weights_eager(query, key, mask.dense(reach), scaling=scaling, softcap=softcap, sinks=sinks)
+    return mix_eager(weights, value)
+
+
+def mix_eager(weights: Tensor, value: Tensor) -> Tensor:
+    """Weights ``[B, Hq, S, T]`` times values ``[B, Hkv, T, Dv]``, as ``[B, S, Hq, Dv]`` in the values' dtype."""
+    batch, heads, count, total = weights.shape
+    kv_heads = value.shape[1]
+    folded = weights.to(value.dtype).reshape(batch, kv_heads, heads // kv_heads * count, total)
+    return (folded @ value).reshape(batch, heads, count, -1).transpose(1, 2).contiguous()
 
 
 def weights_eager(
@@ -53,8 +58,11 @@ def weights_eager(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention weights, fp32 ``[B, Hq, S, T]``; ``allowed`` is bool, broadcast over ``[S, T]``."""
-    groups = query.shape[1] // key.shape[1]
-    scores = (query @ key.repeat_interleave(groups, dim=1).transpose(-1, -2)).float() * scaling
+    batch, heads, count, dim = query.shape
+    kv_heads = key.shape[1]
+    # The query heads of a group stand side by side, so folding them into the query length shares the keys.
+    folded = query.reshape(batch, kv_heads, heads // kv_heads * count, dim)
+    scores = (folded @ key.transpose(-1, -2)).float().reshape(batch, heads, count, -1) * scaling
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if allowed is not None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -17,16 +19,17 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from blend.errors import UnsupportedModel
 from blend.hf.attention.blocked import attend_blocked
-from blend.hf.attention.eager import attend_eager
+from blend.hf.attention.eager import attend_eager, mix_eager, weights_eager
+from blend.hf.attention.gemm import attend_gemm
 from blend.hf.attention.mask import FusionMask, Reach
 
-__all__ = ["BACKENDS", "FUSION_OVER", "fusion_attention", "register"]
+__all__ = ["BACKENDS", "FUSION_OVER", "choose_backend", "fusion_attention", "register"]
 
 # The names avoid "sdpa", "flash" and "flex_attention": transformers takes those as requests for kernels.
 FUSION_OVER = {"sdpa": "kv_fusion", "eager": "kv_fusion_float"}
 """Registry key that stands over each stock implementation."""
 
-BACKENDS: dict[str, Callable[..., Tensor]] = {"blocked": attend_blocked, "eager": attend_eager}
+BACKENDS: dict[str, Callable[..., Tensor]] = {"gemm": attend_gemm, "blocked": attend_blocked, "eager": attend_eager}
 """Attention over selected rows, by name; all with the signature of :func:`attend_eager`."""
 
 
@@ -39,7 +42,7 @@ def register() -> None:
 
 
 def fusion_attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -49,7 +52,7 @@ def fusion_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    backend: str = "blocked",
+    backend: str | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
     """Attention of the selected rows ``query [1, Hq, S, D]`` over all rows; arguments as transformers passes them.
@@ -60,12 +63,27 @@ def fusion_attention(
     if extra.get("position_bias") is not None:
         raise UnsupportedModel(f"{type(module).__name__} adds a learned position bias: use full prefill for this model")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if mask.observer is not None:
-        mask.observer(int(module.layer_idx), query, key, scale, softcap)  # type: ignore[arg-type]
     # What the model itself passes wins over what its config says.
     reach = Reach(window=int(sliding_window)) if sliding_window is not None else mask.reach
-    attend = BACKENDS[backend]
-    return attend(query, key, value, mask, scaling=scale, reach=reach, softcap=softcap, sinks=s_aux), None
+    options: dict[str, Any] = {"scaling": scale, "softcap": softcap, "sinks": s_aux}
+    if mask.observer is not None:
+        weights = weights_eager(query, key, mask.dense(reach), **options)
+        mask.observer(module.layer_idx, weights)
+        return mix_eager(weights, value), None
+    attend = BACKENDS[backend or choose_backend(query)]
+    return attend(query, key, value, mask, reach=reach, **options), None
+
+
+def choose_backend(query: Tensor) -> str:
+    """The fastest exact backend for this device and dtype."""
+    if query.device.type == "cpu" and query.dtype == torch.bfloat16 and _has_bf16_gemm():
+        return "gemm"
+    return "blocked"
+
+
+@cache
+def _has_bf16_gemm() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _over_sdpa(
@@ -82,5 +100,5 @@ def _over_eager(
     if isinstance(attention_mask, FusionMask):
         return fusion_attention(module, query, key, value, attention_mask, **kwargs)
     # Every modeling file brings its own eager function (softcap, sinks); transformers' default is looked up there.
-    stock: Callable[..., tuple[Tensor, Any]] = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+    stock: Callable[..., tuple[Tensor, Any]] = sys.modules[type(module).__module__].eager_attention_forward
     return stock(module, query, key, value, attention_mask, **kwargs)
