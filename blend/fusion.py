@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from blend.chunk import KVLayers
-from blend.hf.generate import generation_inputs
+from blend.hf.generate import generation_inputs, hand_over
 from blend.hf.view import ModelView
 from blend.prompt import Prompt
 from blend.report import Report
@@ -38,10 +38,10 @@ class Fusion:
     @property
     def cache(self) -> Any:
         """A fresh ``DynamicCache`` of all rows but the last, for ``model.generate``; a new one at each access."""
-        return self.inputs()["cache"]
+        return hand_over(self.view, tuple((keys[:, :-1], values[:, :-1]) for keys, values in self.layers))
 
     def inputs(self, copies: int = 1) -> dict[str, Any]:
-        """``input_ids``, ``attention_mask`` and a fresh ``cache``: ``model.generate(**fusion.inputs())``.
+        """``input_ids``, ``attention_mask`` and a fresh cache: ``model.generate(**fusion.inputs())``.
 
         Args:
             copies: beams or returned sequences.

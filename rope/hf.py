@@ -6,6 +6,7 @@ the model as it was.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from rope.probe import LayerSample, fit_rope
 from rope.rotation import Rope
 from rope.tables import BoundedTable, FrequencyTable, RegimeTable, RopeTable, SampledTable
 
-__all__ = ["decoder_layers", "read_rope", "read_tables"]
+__all__ = ["cache_argument", "decoder_layers", "read_rope", "read_tables"]
 
 _POSITIONS = (0, 37)
 _TOKENS = 16
@@ -45,6 +46,12 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
         )
     # A stack of whole layers holds more parameters than, say, a list of per-layer norms of the same length.
     return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
+
+
+def cache_argument(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
+    """``cache`` as a keyword argument for ``model`` and ``model.generate``: called ``past_key_values`` before 5.23."""
+    named = "cache" in inspect.signature(type(model).forward).parameters
+    return {"cache" if named else "past_key_values": cache}
 
 
 def read_tables(model: PreTrainedModel) -> dict[str, RopeTable]:
@@ -156,7 +163,7 @@ def _one_token_cache(model: PreTrainedModel, position: int) -> DynamicCache:
             input_ids=ids,
             position_ids=torch.full_like(ids, position),
             attention_mask=None,
-            cache=cache,
+            **cache_argument(model, cache),
             use_cache=True,
             logits_to_keep=1,
         )

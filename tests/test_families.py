@@ -155,6 +155,19 @@ def test_a_chunk_behind_its_own_prelude_is_stock_prefix_caching_bit_for_bit(case
     assert torch.equal(fusion.logits, logits)
 
 
+@pytest.mark.parametrize("cut", [0, 15])
+def test_moved_chunks_have_the_keys_of_full_prefill_in_layer_0(case, cut):
+    """That layer has seen no other row, so moving is all that a reused chunk needs there."""
+    prompt = tiny_prompt(7 + cut, system=6, chunks=(30, 33, 28), question=5).reordered((1, 2, 0))
+    if cut:  # an exact prefix that ends within the first chunk
+        case.blender.prefill(Prompt(prompt.ids[:cut], (), (9,)))
+    fusion = case.blender.fuse(prompt, selector=FullReuse())
+    assert fusion.report.reused_rows >= 91
+    logits, kv = full_prefill(case.stock, prompt.ids)
+    assert all(off(x, y) <= 1e-6 for x, y in zip(fusion.layers[0], kv[0], strict=True))
+    assert off(fusion.logits, logits) > 1e-4, "deeper layers did see other rows, so the test can fail"
+
+
 @torch.inference_mode()
 def plain_greedy(model, ids, count):
     ids_1T = torch.tensor([ids])

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from blend.chunk import KVLayers
 from blend.hf.view import ModelView
+from rope.hf import cache_argument
 
 __all__ = ["generate", "generation_inputs", "hand_over", "stream"]
 
@@ -48,7 +49,7 @@ def generation_inputs(view: ModelView, ids: tuple[int, ...], layers: KVLayers, c
     if copies > 1:
         cache.batch_repeat_interleave(copies)
     ids_1T = torch.tensor([ids], device=view.device)
-    return {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T), "cache": cache}
+    return {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T), **cache_argument(view.model, cache)}
 
 
 def generate(view: ModelView, tokenizer: Any, ids: tuple[int, ...], layers: KVLayers, options: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 from blend.chunk import KVLayers
 from blend.hf.fusion_cache import cached_kv
+from rope.hf import cache_argument
 
 __all__ = ["oracle"]
 
@@ -40,5 +41,5 @@ def oracle(model: PreTrainedModel, ids_1T: Tensor, cached: KVLayers, rows_S: Ten
     ``rows_S`` must contain the last row.
     """
     cache = Cache(layers=[_PutBackLayer(pair, rows_S) for pair in cached])
-    out = model(input_ids=ids_1T, cache=cache, use_cache=True, logits_to_keep=1)
+    out = model(input_ids=ids_1T, use_cache=True, logits_to_keep=1, **cache_argument(model, cache))
     return out.logits[0, -1].float(), tuple((keys[0], values[0]) for keys, values in cached_kv(cache))

@@ -21,7 +21,7 @@ from blend.hf.attention.interface import FUSION_OVER
 from blend.hf.fusion_cache import FusionCache, cached_kv
 from blend.hf.narrow import NarrowPass, PassOver, hook_layers
 from rope import BoundedTable, Rope, read_rope
-from rope.hf import decoder_layers
+from rope.hf import cache_argument, decoder_layers
 
 __all__ = ["ModelView"]
 
@@ -111,7 +111,9 @@ class ModelView:
         for index, (keys, values) in enumerate(past or ()):
             batch = ids_BT.shape[0], -1, -1, -1
             cache.update(keys[None].expand(batch), values[None].expand(batch), index)
-        out = self.model(input_ids=ids_BT.to(self.device), cache=cache, use_cache=True, logits_to_keep=1)
+        out = self.model(
+            input_ids=ids_BT.to(self.device), use_cache=True, logits_to_keep=1, **cache_argument(self.model, cache)
+        )
         return out.logits[:, -1].float(), cached_kv(cache)
 
     # --- narrowed passes --------------------------------------------------------------------------
@@ -136,7 +138,11 @@ class ModelView:
         with plan:
             try:
                 out = self.model(
-                    input_ids=ids_1T, attention_mask=mask, cache=plan.cache, use_cache=True, logits_to_keep=1
+                    input_ids=ids_1T,
+                    attention_mask=mask,
+                    use_cache=True,
+                    logits_to_keep=1,
+                    **cache_argument(self.model, plan.cache),
                 )
             except PassOver:
                 return None

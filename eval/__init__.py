@@ -1,0 +1,1 @@
+"""eval: the command line, the demo, benches, and measures of fidelity to full prefill."""

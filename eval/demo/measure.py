@@ -1,0 +1,111 @@
+"""One question under every system: time to the first token, distance from full prefill, answer.
+
+Knows neither how the figures are summed up nor how they are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from blend import Blender, Fusion
+from eval.demo.cases import DemoCase
+from eval.fidelity import GREEDY, Fidelity, Reference, compare, make_reference
+from eval.systems import System
+
+__all__ = ["Measured", "Run", "measure"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One question under one system.
+
+    Attributes:
+        ttft_s: seconds from token ids to the first token's logits.
+        speedup: full prefill's seconds over these.
+        kl_first: nats from full prefill's first token.
+        kl: nats per token along full prefill's answer.
+        same_first_token: as full prefill.
+        same_answer: every token of full prefill's answer is also this system's.
+        answer: its own greedy answer.
+        right: the answer contains a right one.
+        row_layers: rows computed, times layers.
+        ideal: row-layers of full prefill over these.
+    """
+
+    ttft_s: float
+    speedup: float
+    kl_first: float
+    kl: float
+    same_first_token: bool
+    same_answer: bool
+    answer: str
+    right: bool
+    row_layers: float
+    ideal: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One question: its passages, the rows of its prompt, and a run per system name."""
+
+    case: DemoCase
+    rows: int
+    runs: dict[str, Run]
+
+
+def measure(blender: Blender, case: DemoCase, systems: Sequence[System], tokens: int) -> Measured:
+    """Runs ``systems`` (``full`` among them) one behind the other in the order given, then judges them.
+
+    Args:
+        tokens: the longest answer.
+    """
+    prompt = case.prompt(blender)
+    fusions = {system.name: system.run(blender, prompt) for system in systems}
+    reference = make_reference(blender, fusions["full"], tokens)
+    runs = {name: _run(blender, case, reference, fusion, tokens) for name, fusion in fusions.items()}
+    return Measured(case, len(prompt), runs)
+
+
+def _run(blender: Blender, case: DemoCase, reference: Reference, fusion: Fusion, tokens: int) -> Run:
+    fidelity = compare(reference, fusion)
+    text = blender.tokenizer.decode(_answer(fusion, reference, fidelity, tokens), skip_special_tokens=True).strip()
+    return Run(
+        ttft_s=fusion.report.ttft,
+        speedup=reference.fusion.report.ttft / fusion.report.ttft,
+        kl_first=fidelity.kl_first,
+        kl=fidelity.kl,
+        same_first_token=fidelity.same_first_token,
+        same_answer=fidelity.agrees == len(reference.answer),
+        answer=text,
+        right=case.question.answered_by(text),
+        row_layers=fusion.report.row_layers,
+        ideal=fusion.report.ideal_speedup,
+    )
+
+
+def _answer(fusion: Fusion, reference: Reference, fidelity: Fidelity, tokens: int) -> tuple[int, ...]:
+    """The system's own greedy answer.
+
+    Judging it has shown which token it would put at each place of full prefill's answer, so what both have in common
+    need not be decoded again, only what comes behind the first difference.
+    """
+    if fidelity.agrees == len(reference.answer):
+        return reference.answer
+    said = fidelity.greedy[: fidelity.agrees + 1]
+    if len(said) == tokens or said[-1] in _ends(fusion):
+        return said
+    ids = torch.tensor([[*fusion.prompt.ids, *said]], device=fusion.view.device)
+    inputs = {**fusion.inputs(), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    model: Any = fusion.view.model  # torch types the modules' methods as tensors
+    out = model.generate(**inputs, max_new_tokens=tokens - len(said), **GREEDY)
+    return tuple(out[0, len(fusion.prompt) :].tolist())
+
+
+def _ends(fusion: Fusion) -> tuple[int, ...]:
+    """Ids of the tokens that end an answer."""
+    end = fusion.view.model.generation_config.eos_token_id
+    return tuple(end) if isinstance(end, list) else (end,)

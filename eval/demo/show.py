@@ -1,0 +1,86 @@
+"""What the demo prints: the table, some answers, and a verdict made of the figures. Measures nothing."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from rich.table import Table
+
+from eval.demo.measure import Measured
+from eval.demo.result import DemoResult, EncodeCost, Summary
+
+__all__ = ["answers", "encode_line", "table", "verdict"]
+
+
+def encode_line(cost: EncodeCost) -> str:
+    """What encoding has cost: it is paid once and in none of the times of the table."""
+    return (
+        f"{cost.passages} passages encoded once, {cost.rows:,} rows and {cost.nbytes / 1e6:.0f} MB in "
+        f"{cost.seconds:.1f} s: part of no time below"
+    )
+
+
+def table(result: DemoResult) -> Table:
+    """One line per system. Needs at least one finished question."""
+    done = result.questions
+    recall = fmean(q.case.recall for q in done)
+    title = (
+        f"{result.options.model}, {result.machine['dtype']}, {result.machine['threads']} thread(s), "
+        f"{len(done)} questions over {result.options.k} shuffled passages ({recall:.0%} of the gold ones found), "
+        f"ratio {result.options.ratio:g}"
+    )
+    out = Table(title=title, caption="KL: nats from full prefill's next token; of the answer: mean over its tokens")
+    for name in ("", "TTFT", "speed-up", "ideal", "KL first", "KL answer", "same first", "same answer", "right"):
+        out.add_column(name, justify="left" if not name else "right")
+    for summary in result.summaries().values():
+        out.add_row(summary.title, *_cells(summary))
+    return out
+
+
+def _cells(s: Summary) -> list[str]:
+    return [
+        f"{s.ttft_s:.3f} s",
+        f"{s.speedup:.2f}x",
+        f"{s.ideal:.2f}x",
+        f"{s.kl_first:.4f}",
+        f"{s.kl:.4f}",
+        f"{s.same_first_token:.0%}",
+        f"{s.same_answer:.0%}",
+        f"{s.answers_right}/{s.n}",
+    ]
+
+
+def answers(result: DemoResult, questions: int = 3) -> Table:
+    """The answers to the first questions, cut to the demo's few tokens; what repeats full prefill's is not repeated."""
+    shown = result.questions[:questions]
+    out = Table(title=f"Answers, at most {result.options.tokens} tokens", show_lines=True)
+    out.add_column("")
+    for measured in shown:
+        question = measured.case.question
+        out.add_column(f"{question.question}\n[dim]{question.answers[0]}[/]")
+    for system in result.systems:
+        out.add_row(system.title, *(_answer(measured, system.name) for measured in shown))
+    return out
+
+
+def _answer(measured: Measured, name: str) -> str:
+    run = measured.runs[name]
+    same = name != "full" and run.answer == measured.runs["full"].answer
+    return "[dim]as full prefill[/]" if same else run.answer.replace("[", r"\[") or "[dim](nothing)[/]"
+
+
+def verdict(result: DemoResult) -> str:
+    """One sentence: the repaired method that is nearest to full prefill, beside reuse without repair."""
+    summaries = result.summaries()
+    repaired = [summaries[name] for name in ("cacheblend", "epic", "prophetkv")]
+    best, reuse, prefix = min(repaired, key=lambda s: s.kl), summaries["reuse"], summaries["prefix"]
+    nearer = "nearer to it than" if best.kl < reuse.kl else "no nearer to it than"
+    return (
+        f"Over shuffled passages {best.title} has the first token {_pace(best.speedup)} than full prefill and is, at "
+        f"{best.kl:.3f} nats per token, {nearer} reuse without repair ({reuse.kl:.3f} nats, {_pace(reuse.speedup)}); "
+        f"the prefix cache is {_pace(prefix.speedup)}."
+    )
+
+
+def _pace(speedup: float) -> str:
+    return f"{speedup:.1f}x sooner" if speedup >= 1 else f"{1 / speedup:.1f}x later"
