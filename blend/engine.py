@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from blend.admission import accept, admit, default_selector, refuse_padding
 from blend.check import quick_check
-from blend.chunk import Chunk
-from blend.errors import PromptError, PromptTooLong, UnsupportedModel, UnsupportedRotation
+from blend.chunk import Chunk, ChunkKV
+from blend.errors import ForeignKV, PromptError, UnsupportedRotation
 from blend.fuse import fuse, prefill
 from blend.fusion import Answer, Fusion
 from blend.hf.generate import generate, stream
@@ -20,7 +21,7 @@ from blend.hf.view import ModelView
 from blend.prefix import LinearPrefixCache, PrefixCache
 from blend.progress import track
 from blend.prompt import Prompt
-from blend.selectors import QueryAttention, Selector
+from blend.selectors import Selector
 from blend.setup import Prelude, Setup
 from blend.stores import MemoryStore, Store
 from blend.text import DEFAULT_SYSTEM, PromptText, tokenizer_digest
@@ -90,7 +91,7 @@ class Blender:
         self.view = ModelView(model)
         self.system = system
         self.selector = selector or default_selector(self.view)
-        self._accept(self.selector)
+        accept(self.view, self.selector)
         identity = hashlib.sha256(f"{self.view.fingerprint}{tokenizer_digest(tokenizer)}".encode()).hexdigest()
         self.setup = Setup(
             self.view, store or MemoryStore(), prefix or LinearPrefixCache(), identity, prelude, bos, salt
@@ -164,7 +165,7 @@ class Blender:
         """
         wanted = dict.fromkeys(c if isinstance(c, Chunk) else self.chunk(c) for c in chunks)
         for chunk in wanted:
-            self._refuse_padding(chunk)
+            refuse_padding(self.tokenizer, chunk)
         ids = system if isinstance(system, tuple) else self._system_ids(system)
         plan = self.setup.plan(ids)
         missing = [chunk for chunk in wanted if plan.key(chunk) not in self.store]
@@ -174,6 +175,22 @@ class Blender:
             rows += len(kv.ids)
             nbytes += kv.nbytes
         return Encoded(len(missing), len(wanted) - len(missing), rows, nbytes)
+
+    def add(self, kvs: Iterable[ChunkKV]) -> None:
+        """Puts chunk KV that was computed elsewhere into the store.
+
+        Raises:
+            ForeignKV: one of them comes from another model, dtype or tokenizer; then none is stored.
+        """
+        kvs = list(kvs)
+        for kv in kvs:
+            if kv.fingerprint != self.setup.fingerprint:
+                raise ForeignKV(
+                    f"the KV of a chunk of {len(kv.ids)} tokens was made by {kv.fingerprint[:12]}, and this Blender is "
+                    f"{self.setup.fingerprint[:12]}: model, dtype or tokenizer differ; encode the chunk here instead"
+                )
+        for kv in kvs:
+            self.store.put(kv)
 
     # --- answering --------------------------------------------------------------------------------
 
@@ -193,9 +210,9 @@ class Blender:
             PromptError: padding inside a chunk.
             UnsupportedModel: the selector needs what this model cannot show.
         """
-        self._admit(prompt)
+        admit(self.view, self.tokenizer, prompt)
         chosen = selector or self.selector
-        self._accept(chosen)
+        accept(self.view, chosen)
         if not prompt.chunks and past is None:
             return prefill(self.setup, prompt, "the prompt has no chunks", self._decode)
         try:
@@ -209,7 +226,7 @@ class Blender:
         Args:
             remember: keep the KV of this prompt in the prefix cache.
         """
-        self._admit(prompt)
+        admit(self.view, self.tokenizer, prompt)
         return prefill(self.setup, prompt, "asked for", self._decode, remember)
 
     def generate(
@@ -265,39 +282,7 @@ class Blender:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # --- checks -----------------------------------------------------------------------------------
-
-    def _admit(self, prompt: Prompt) -> None:
-        limit = self.view.context
-        if limit is not None and len(prompt) > limit and not self.view.stretches:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt)} tokens and the model holds {limit}: drop passages, or take smaller ones"
-            )
-        vocab = self.view.vocabulary
-        largest = max(prompt.ids)
-        if largest >= vocab:
-            raise PromptError(
-                f"token id {largest} is outside the model's vocabulary of {vocab}: is it the right tokenizer?"
-            )
-        for chunk in prompt.chunks:
-            self._refuse_padding(chunk)
-
-    def _refuse_padding(self, chunk: Chunk) -> None:
-        pad = getattr(self.tokenizer, "pad_token_id", None)
-        if pad is not None and pad in chunk.ids:
-            raise PromptError(
-                f"chunk {chunk.name!r} holds the padding token {pad} at offset {chunk.ids.index(pad)}: chunks are of "
-                "any length and need no padding; take it out"
-            )
-
-    def _accept(self, selector: Selector) -> None:
-        if selector.wants == "question_attention":
-            if not self.view.observable:
-                raise UnsupportedModel(
-                    f"{type(self.model).__name__} computes attention outside transformers' attention interface, so the "
-                    f"question's attention cannot be read: use KVDeviation or FirstK in place of {selector.name}"
-                )
-            selector.probe_layers(len(self.view.layers))  # raises when a layer does not exist
+    # --- helpers ----------------------------------------------------------------------------------
 
     def _text(self) -> PromptText:
         if self.text is None:
@@ -311,10 +296,3 @@ class Blender:
 
     def _decode(self, token: int) -> str:
         return str(self.tokenizer.decode([token])) if self.tokenizer is not None else f"{token} "
-
-
-def default_selector(view: ModelView) -> Selector:
-    """Question attention where it can be watched, else the chunks' heads."""
-    from blend.selectors import FirstK
-
-    return QueryAttention() if view.observable else FirstK()

@@ -41,9 +41,12 @@ def fuse(
     Raises:
         UnsupportedRotation: the prompt's length is beyond what the model's keys can be moved to.
     """
+    rope = setup.view.rope
+    rope.admit(len(prompt))
     clock = Clock(setup.view.device)
     with clock("lookup"):
         prefix = setup.longest_prefix(prompt)
+        past = past if past and rope.same_angles(len(past.prompt), len(prompt)) else None
         covered = (prefix.rows if prefix else 0, _common(prompt.ids, past.prompt.ids) if past else 0)
         places = zip(prompt.starts, prompt.chunks, strict=True)
         wanted = [chunk for start, chunk in places if start + len(chunk) > max(covered)]
@@ -54,7 +57,7 @@ def fuse(
         found = [_found(chunk, stored, encoded) for chunk in prompt.chunks]
     with clock("assemble"):
         chunks = [item.kv if item else None for item in found]
-        layout = lay_out(prompt, *covered, chunks, setup.view.rope.same_angles)
+        layout = lay_out(prompt, *covered, chunks, rope.same_angles)
         cache = assemble(setup.view, layout, chunks, prefix.layers if prefix else None, past.layers if past else None)
         ids_1T = torch.tensor([prompt.ids], device=setup.view.device)
     repaired = repair(setup.view, ids_1T, layout, cache, selector, clock)

@@ -139,7 +139,8 @@ def _frequency_table(module: nn.Module, name: str, buffer: Tensor) -> RopeTable:
     if rope_type == "longrope":
         return _longrope_table(module, prefix, short)
     if "dynamic" in str(rope_type):
-        return BoundedTable(short, int(module.original_max_seq_len))  # type: ignore[arg-type]  # set by __init__
+        # One short of the original length: transformers goes back to these frequencies only below it.
+        return BoundedTable(short, int(module.original_max_seq_len) - 1)  # type: ignore[arg-type]  # set by __init__
     return short
 
 

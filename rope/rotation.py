@@ -108,6 +108,10 @@ class Rope:
         moved = turn_(moved.clone(), rotation, turn)
         return (moved, still.clone()) if rotation.slot == "key" else (still.clone(), moved)
 
+    def admit(self, length: int) -> None:
+        """Raises :class:`UnsupportedRotation` where a table cannot serve passes of ``length`` rows."""
+        self.same_angles(length, length)
+
     def same_angles(self, length: int, other: int) -> bool:
         """Whether passes of these two lengths turn every position by the same angles.
 

@@ -36,6 +36,7 @@ class NarrowPass:
     """The plan and the state of one pass over a fusion cache.
 
     Args:
+        owner: whoever hooked the model's layers; only its hooks act.
         cache: K/V of all rows.
         reaches: window or chunk per decoder layer.
         rows_S: rows that run from layer 0 on; None for all.
@@ -48,6 +49,7 @@ class NarrowPass:
 
     def __init__(
         self,
+        owner: object,
         cache: FusionCache,
         reaches: Sequence[Reach],
         *,
@@ -58,6 +60,7 @@ class NarrowPass:
         fusion_masks: bool = True,
         float_masks: bool = False,
     ) -> None:
+        self.owner = owner
         self.cache = cache
         self.reaches = reaches
         self.start_S = rows_S
@@ -221,15 +224,20 @@ class _Picker:
         return x
 
 
-def hook_layers(layers: nn.ModuleList) -> list[RemovableHandle]:
-    """One pre-hook per decoder layer; calls without a fusion cache pass through untouched."""
-    return [layer.register_forward_pre_hook(_hook(index), with_kwargs=True) for index, layer in enumerate(layers)]
+def hook_layers(layers: nn.ModuleList, owner: object) -> list[RemovableHandle]:
+    """One pre-hook per decoder layer; only passes of the same ``owner`` are narrowed, all other calls go by untouched.
+
+    Two views of one model each have their hooks, and only one of them may act.
+    """
+    return [
+        layer.register_forward_pre_hook(_hook(index, owner), with_kwargs=True) for index, layer in enumerate(layers)
+    ]
 
 
-def _hook(index: int) -> Callable[[nn.Module, Any, Any], tuple[Any, Any] | None]:
+def _hook(index: int, owner: object) -> Callable[[nn.Module, Any, Any], tuple[Any, Any] | None]:
     def before(layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         for value in (*kwargs.values(), *args):
-            if isinstance(value, FusionCache) and value.current is not None:
+            if isinstance(value, FusionCache) and value.current is not None and value.current.owner is owner:
                 result: tuple[Any, Any] = value.current.enter(index, layer, args, kwargs)
                 return result
         return None

@@ -16,8 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from blend.chunk import KVLayers
 from blend.errors import UnsupportedModel
-from blend.hf.attention import Reach, register
-from blend.hf.attention.interface import FUSION_OVER
+from blend.hf.attention import Reach, attach, detach, stock_attention
 from blend.hf.fusion_cache import FusionCache, cached_kv
 from blend.hf.narrow import NarrowPass, PassOver, hook_layers
 from rope import BoundedTable, Rope, read_rope
@@ -58,8 +57,9 @@ class ModelView:
         self.reaches = _reaches(model)
         self.context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.fingerprint = _fingerprint(model, self.rope)
-        self._stock_attention: str = str(model.config._attn_implementation)
-        self._hooks = hook_layers(self.layers)
+        self._loaded_dtype = model.dtype
+        self._stock_attention = stock_attention(model)
+        self._hooks = hook_layers(self.layers, self)
         self.observable = self._attach()
 
     def close(self) -> None:
@@ -67,7 +67,16 @@ class ModelView:
         for hook in self._hooks:
             hook.remove()
         if self.observable:
-            self.model.set_attn_implementation(self._stock_attention)
+            detach(self.model)
+            self.observable = False
+
+    def require_loaded_dtype(self) -> None:
+        """Raises :class:`UnsupportedModel` when the model was cast since it was read: its rotation is another now."""
+        if self.model.dtype != self._loaded_dtype:
+            raise UnsupportedModel(
+                f"the model was cast from {self._loaded_dtype} to {self.model.dtype} after it was read, which rounds "
+                "its RoPE frequencies too: load it with from_pretrained(..., dtype=...) and build a new Blender"
+            )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -121,6 +130,7 @@ class ModelView:
     def narrow_pass(self, cache: FusionCache, **plan: Any) -> NarrowPass:
         """A pass over ``cache`` with this model's reaches and masks; see :class:`NarrowPass` for ``plan``."""
         return NarrowPass(
+            self,
             cache,
             self.reaches,
             fusion_masks=self.observable,
@@ -153,14 +163,11 @@ class ModelView:
 
     def _attach(self) -> bool:
         """Puts the fusion attention in place; False for models that do not take part in transformers' registry."""
-        name = FUSION_OVER.get(self._stock_attention, FUSION_OVER["sdpa"])
-        if not self.model._can_set_attn_implementation():
+        if not attach(self.model):
             return False
-        register()
-        self.model.set_attn_implementation(name)
         if self._calls_fusion_attention():
             return True
-        self.model.set_attn_implementation(self._stock_attention)
+        detach(self.model)
         return False
 
     def _calls_fusion_attention(self) -> bool:
@@ -171,7 +178,7 @@ class ModelView:
         cache = FusionCache([(keys.clone(), values.clone()) for keys, values in layers], 4)
         rows = torch.tensor([2, 3], device=self.device)
         plan = NarrowPass(
-            cache, self.reaches, rows_S=rows, only_last=False, observer=lambda layer, weights: seen.add(layer)
+            self, cache, self.reaches, rows_S=rows, only_last=False, observer=lambda layer, weights: seen.add(layer)
         )
         self.observable = True
         try:

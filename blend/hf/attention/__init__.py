@@ -2,7 +2,19 @@
 
 from blend.hf.attention.blocked import attend_blocked
 from blend.hf.attention.eager import attend_eager
-from blend.hf.attention.interface import BACKENDS, register
+from blend.hf.attention.gemm import attend_gemm
+from blend.hf.attention.interface import BACKENDS, attach, detach, stock_attention
 from blend.hf.attention.mask import FusionMask, Observer, Reach
 
-__all__ = ["BACKENDS", "FusionMask", "Observer", "Reach", "attend_blocked", "attend_eager", "register"]
+__all__ = [
+    "BACKENDS",
+    "FusionMask",
+    "Observer",
+    "Reach",
+    "attach",
+    "attend_blocked",
+    "attend_eager",
+    "attend_gemm",
+    "detach",
+    "stock_attention",
+]

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
@@ -23,7 +24,7 @@ from blend.hf.attention.eager import attend_eager, mix_eager, weights_eager
 from blend.hf.attention.gemm import attend_gemm
 from blend.hf.attention.mask import FusionMask, Reach
 
-__all__ = ["BACKENDS", "FUSION_OVER", "choose_backend", "fusion_attention", "register"]
+__all__ = ["BACKENDS", "FUSION_OVER", "attach", "choose_backend", "detach", "fusion_attention", "stock_attention"]
 
 # The names avoid "sdpa", "flash" and "flex_attention": transformers takes those as requests for kernels.
 FUSION_OVER = {"sdpa": "kv_fusion", "eager": "kv_fusion_float"}
@@ -33,12 +34,41 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {"gemm": attend_gemm, "blocked": at
 """Attention over selected rows, by name; all with the signature of :func:`attend_eager`."""
 
 
-def register() -> None:
-    """Adds our keys to the registries; calling it again changes nothing."""
+_attached: WeakKeyDictionary[PreTrainedModel, tuple[str, int]] = WeakKeyDictionary()
+"""A model's own implementation, and how many views hold ours; the last one to go restores it."""
+
+
+def stock_attention(model: PreTrainedModel) -> str:
+    """The implementation that the model runs ordinary calls with."""
+    name = str(model.config._attn_implementation)
+    return next((stock for stock, ours in FUSION_OVER.items() if ours == name), name)
+
+
+def attach(model: PreTrainedModel) -> bool:
+    """Puts the fusion attention over the model's own; False where transformers does not let one choose.
+
+    Implementations other than SDPA and eager are replaced by SDPA.
+    """
+    if not model._can_set_attn_implementation():
+        return False
     for stock, name in FUSION_OVER.items():
         AttentionInterface.register(name, _over_sdpa if stock == "sdpa" else _over_eager)
         # With no mask function of its own, a key would lose the padding mask of ordinary batched calls.
         AttentionMaskInterface.register(name, sdpa_mask if stock == "sdpa" else eager_mask)
+    own, views = _attached.get(model, (str(model.config._attn_implementation), 0))
+    model.set_attn_implementation(FUSION_OVER.get(own, FUSION_OVER["sdpa"]))
+    _attached[model] = own, views + 1
+    return True
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Undoes one :func:`attach`."""
+    own, views = _attached[model]
+    if views > 1:
+        _attached[model] = own, views - 1
+    else:
+        del _attached[model]
+        model.set_attn_implementation(own)
 
 
 def fusion_attention(

@@ -1,0 +1,55 @@
+"""What is refused before anything is computed: prompts, chunks and selectors that a model cannot take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blend.chunk import Chunk
+from blend.errors import PromptError, PromptTooLong, UnsupportedModel
+from blend.hf.view import ModelView
+from blend.prompt import Prompt
+from blend.selectors import FirstK, QueryAttention, Selector
+
+__all__ = ["accept", "admit", "default_selector", "refuse_padding"]
+
+
+def default_selector(view: ModelView) -> Selector:
+    """Question attention where it can be watched, else the chunks' heads."""
+    return QueryAttention() if view.observable else FirstK()
+
+
+def accept(view: ModelView, selector: Selector) -> None:
+    """Raises :class:`UnsupportedModel` or :class:`BudgetError` when the model cannot show what the selector wants."""
+    if selector.wants == "question_attention" and not view.observable:
+        raise UnsupportedModel(
+            f"{type(view.model).__name__} computes attention outside transformers' attention interface, so the "
+            f"question's attention cannot be read: use KVDeviation or FirstK in place of {selector.name}"
+        )
+    selector.probe_layers(len(view.layers))
+    selector.check_layers(len(view.layers))
+
+
+def admit(view: ModelView, tokenizer: Any, prompt: Prompt) -> None:
+    """Raises :class:`PromptTooLong`, :class:`PromptError` or :class:`UnsupportedModel` for a prompt that cannot run."""
+    view.require_loaded_dtype()
+    if view.context is not None and len(prompt) > view.context and not view.stretches:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt)} tokens and the model holds {view.context}: drop passages, or take smaller ones"
+        )
+    largest = max(prompt.ids)
+    if largest >= view.vocabulary:
+        raise PromptError(
+            f"token id {largest} is outside the model's vocabulary of {view.vocabulary}: is it the right tokenizer?"
+        )
+    for chunk in prompt.chunks:
+        refuse_padding(tokenizer, chunk)
+
+
+def refuse_padding(tokenizer: Any, chunk: Chunk) -> None:
+    """Raises :class:`PromptError` for a chunk with the tokenizer's padding token in it."""
+    pad = getattr(tokenizer, "pad_token_id", None)
+    if pad is not None and pad in chunk.ids:
+        raise PromptError(
+            f"chunk {chunk.name!r} holds the padding token {pad} at offset {chunk.ids.index(pad)}: chunks are of any "
+            "length and need no padding; take it out"
+        )
