@@ -34,7 +34,7 @@ def admit(view: ModelView, tokenizer: Any, prompt: Prompt) -> None:
     view.require_loaded_dtype()
     if view.context is not None and len(prompt) > view.context and not view.stretches:
         raise PromptTooLong(
-            f"the prompt has {len(prompt)} tokens and the model holds {view.context}: drop passages, or take smaller ones"
+            f"the prompt has {len(prompt)} tokens and the model holds {view.context}: drop passages or take smaller"
         )
     largest = max(prompt.ids)
     if largest >= view.vocabulary:

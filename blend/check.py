@@ -54,11 +54,18 @@ def quick_check(view: ModelView, rows: int = 48) -> None:
     Raises:
         SelfCheckFailed: with the proof that failed.
     """
-    case = _case(view, rows)
-    for proof in (_identity(view, case), _partial(view, case)):
+    name = type(view.model).__name__
+    try:
+        case = _case(view, rows)
+        proofs = [_identity(view, case), _partial(view, case)]
+    except Exception as error:
+        raise SelfCheckFailed(
+            f"{name} does not run narrowed to selected rows ({type(error).__name__}: {error}). Use full prefill for it."
+        ) from error
+    for proof in proofs:
         if not proof.passed:
             raise SelfCheckFailed(
-                f"{type(view.model).__name__} failed its load-time proof: {proof.name} is off by {proof.value:.1e} "
+                f"{name} failed its load-time proof: {proof.name} is off by {proof.value:.1e} "
                 f"(limit {proof.limit:.0e}). Use full prefill for this model, or check=False to go on all the same; "
                 "'kvblend check' shows every proof."
             )

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from blend.report import Report, RowState
 
-__all__ = ["as_html", "as_table", "as_text", "coloured_prompt"]
+__all__ = ["as_html", "as_table", "as_text", "coloured_prompt", "legend"]
 
 # Okabe-Ito colours, told apart by colour-blind readers too.
 COLOURS: dict[RowState, tuple[str, str]] = {
-    "exact": ("#cfe8fc", "reused, exact"),
-    "moved": ("#cfe8fc", "reused, moved"),
+    "exact": ("#cfe8fc", "reused"),
+    "moved": ("#cfe8fc", "reused"),
     "recomputed": ("#ffd08a", "recomputed"),
     "fresh": ("#c7ecc7", "fresh"),
 }
@@ -68,6 +68,15 @@ def coloured_prompt(report: Report) -> Text:
     text = Text()
     for state, run in _runs(report):
         text.append(run, style=f"black on {COLOURS[state][0]}")
+    return text
+
+
+def legend() -> Text:
+    """What the colours mean."""
+    text = Text()
+    for colour, label in dict(COLOURS.values()).items():
+        text.append(f" {label} ", style=f"black on {colour}")
+        text.append(" ")
     return text
 
 

@@ -22,6 +22,9 @@ ModelOption = Annotated[str, typer.Option(help="Hub id, folder, .gguf file, or t
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads for torch; its own default if not given.")]
 DtypeOption = Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; the model's own if not given.")]
+LimitOption = Annotated[int | None, typer.Option(help="Only the first questions.")]
+PassagesOption = Annotated[int, typer.Option(help="Passages per question.")]
+SeedOption = Annotated[int, typer.Option(help="Of the order of the passages.")]
 RatioOption = Annotated[float, typer.Option(help="Share of reused rows computed again, 0 to 1.")]
 
 
@@ -43,6 +46,48 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command()
+def demo(
+    model: ModelOption = "smollm2",
+    ratio: RatioOption = 0.15,
+    limit: LimitOption = None,
+    k: PassagesOption = 8,
+    seed: SeedOption = 0,
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Answer questions about an invented world in six ways, and show what each costs and how true it stays."""
+    from eval.demo.run import DemoOptions, run_demo
+
+    _set_threads(threads)
+    result = run_demo(DemoOptions(model=model, ratio=ratio, limit=limit, k=k, seed=seed), Console())
+    _write(json_file, result.as_dict())
+    if not result.complete:
+        raise typer.Exit(130)
+
+
+@bench.command("ratio")
+def bench_ratio(
+    model: ModelOption = "smollm2",
+    ratios: Annotated[str, typer.Option(help="Comma-separated, ascending.")] = "0,0.05,0.1,0.15,0.3,0.5,1",
+    limit: LimitOption = None,
+    k: PassagesOption = 8,
+    seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Error against full prefill as the recompute ratio grows, per selector, on the demo's questions."""
+    from eval.bench_ratio import RatioOptions, run_ratio_bench
+
+    _set_threads(threads)
+    options = RatioOptions(model, _ratios(ratios), limit, k, seed, dtype=_dtype(dtype))
+    figures = run_ratio_bench(options, Console())
+    _write(json_file, figures)
+    if not figures["complete"]:
+        raise typer.Exit(130)
+
+
 @bench.command("ttft")
 def bench_ttft(
     model: ModelOption = "smollm2",
@@ -50,7 +95,7 @@ def bench_ttft(
     ratio: RatioOption = 0.15,
     chunk_rows: Annotated[int, typer.Option(help="Rows of each chunk.")] = 512,
     pairs: Annotated[int, typer.Option(help="Alternating measurements per method.")] = 5,
-    seed: Annotated[int, typer.Option(help="Order of the chunks.")] = 0,
+    seed: SeedOption = 0,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
     json_file: JsonOption = None,
@@ -89,6 +134,13 @@ def _set_threads(threads: int | None) -> None:
     import torch
 
     torch.set_num_threads(threads)
+
+
+def _ratios(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise BudgetError(f"ratios is {text!r}: give numbers with commas between, such as 0,0.15,1") from error
 
 
 def _dtype(name: str | None) -> Any:

@@ -12,6 +12,7 @@ from blend import (
     BudgetError,
     Chunk,
     FirstK,
+    ForeignKV,
     FullRecompute,
     KVBlendError,
     KVDeviation,
@@ -231,6 +232,16 @@ def test_a_model_cast_after_loading():
         Blender(tiny_model("llama").to(torch.bfloat16))
 
 
+def test_a_model_cast_while_it_is_used(blender):
+    blender.model.to(torch.bfloat16)
+    for call in (blender.fuse, blender.prefill):
+        with pytest.raises(UnsupportedModel, match=r"cast from torch.float32 to torch.bfloat16.*dtype="):
+            call(tiny_prompt(1))
+    with pytest.raises(UnsupportedModel, match="cast from"):
+        blender.encode(tiny_prompt(1).chunks, system=(1,))
+    assert list(blender.store.keys()) == []
+
+
 def test_chat_without_a_template():
     with pytest.raises(PromptError, match="no chat template: use chat=False"):
         Blender(tiny_model("llama"), tiny_tokenizer(), chat=True)
@@ -280,6 +291,18 @@ def test_kv_of_another_model_is_encoded_again(blender):
     prompt = tiny_prompt(1)
     blender.store.put(foreign_entry(blender, prompt))
     assert blender.encode(prompt.chunks, system=prompt.system)[:2] == (3, 0)
+    assert [c.source for c in blender.fuse(prompt).report.chunks] == ["hit"] * 3
+
+
+def test_adding_kv_of_another_model(blender):
+    prompt = tiny_prompt(1)
+    own = Blender(tiny_model("llama"), tiny_tokenizer(), check=False)
+    own.encode(prompt.chunks, system=prompt.system)
+    entries = [own.store.get(key) for key in own.store.keys()]  # noqa: SIM118
+    with pytest.raises(ForeignKV, match="model, dtype or tokenizer differ; encode the chunk here instead"):
+        blender.add([entries[0], foreign_entry(blender, prompt)])
+    assert list(blender.store.keys()) == [], "none is stored"
+    blender.add(entries)
     assert [c.source for c in blender.fuse(prompt).report.chunks] == ["hit"] * 3
 
 

@@ -19,6 +19,7 @@ from blend import (
     FirstK,
     FullRecompute,
     FullReuse,
+    KVBlendError,
     KVDeviation,
     MemoryStore,
     Prompt,
@@ -188,6 +189,25 @@ def test_the_same_chunk_twice_in_a_prompt():
     assert len(list(blender.store.keys())) == 2
     assert [c.start for c in answer.report.chunks] == list(prompt.starts)
     assert [list(answer.ids)] == plain(stock, prompt.ids, do_sample=False, max_new_tokens=6)
+
+
+@every_model
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        Prompt((), (), (5,)),
+        Prompt((), (Chunk((7,)),), (5,)),
+        Prompt((4,), (Chunk((7,)), Chunk((8,)), Chunk((9,))), (5,)),
+        Prompt((), (Chunk(tiny_ids(30)), Chunk(tiny_ids(30))), (5,)),
+    ],
+    ids=["one token", "one chunk", "chunks of one token", "no system part"],
+)
+def test_the_smallest_prompts(name, prompt):
+    blender, stock = make(name), tiny_model(name)
+    for selector in (FullRecompute(), QueryAttention(1.0), KVDeviation(1.0)):
+        answer = blender.generate(prompt, selector=selector, do_sample=False, max_new_tokens=5)
+        assert [list(answer.ids)] == plain(stock, prompt.ids, do_sample=False, max_new_tokens=5)
+        assert answer.report.rows == len(prompt)
 
 
 # --- exactness ----------------------------------------------------------------------------------------
@@ -557,7 +577,7 @@ def test_an_unrelated_past_does_no_harm(chunks):
 def test_dynamic_ntk_beyond_its_limit_falls_back_and_says_why():
     blender, stock, prompt = make("llama_dynamic"), tiny_model("llama_dynamic"), tiny_prompt(8, chunks=(90, 90, 90))
     fusion = blender.fuse(prompt)
-    assert "dynamic NTK RoPE rescales its frequencies beyond 256 rows" in fusion.report.fallback
+    assert "dynamic NTK RoPE rescales its frequencies beyond 25" in fusion.report.fallback
     logits, kv = forward(stock, prompt.ids)
     assert off(fusion.logits, logits) <= LIMIT
     assert distance(fusion.layers, kv) <= 1e-10
@@ -602,10 +622,12 @@ def test_longrope_answers_across_its_switch(chunks):
     assert [list(answer.ids)] == plain(stock, prompt.ids, do_sample=False, max_new_tokens=30)
 
 
-def test_longrope_uses_chunks_of_short_passes_in_a_long_prompt():
-    blender, stock, prompt = make("phi3_longrope"), tiny_model("phi3_longrope"), tiny_prompt(3, chunks=(20, 30, 25))
-    for chunk in prompt.chunks:  # each in a pass below the switch
-        blender.encode([chunk], system=prompt.system)
+@pytest.mark.parametrize("together", [False, True], ids=["short passes", "a long and padded pass"])
+def test_longrope_uses_chunks_of_any_pass_in_a_long_prompt(together):
+    """Alone, a chunk is encoded below the switch; in a batch with a long one, its pass is beyond it."""
+    blender, stock, prompt = make("phi3_longrope"), tiny_model("phi3_longrope"), tiny_prompt(3, chunks=(20, 30, 60))
+    for part in [prompt.chunks] if together else [[chunk] for chunk in prompt.chunks]:
+        blender.encode(part, system=prompt.system)
     fusion = blender.fuse(prompt, selector=FullReuse())
     assert fusion.report.hit_rate == 1.0
     _, kv = forward(stock, prompt.ids)
@@ -889,6 +911,15 @@ def test_closing_twice():
     assert hooks(blender.model) == 0
 
 
+def test_a_closed_blender_says_so():
+    """Without its hooks nothing would be narrowed, and the report would be wrong."""
+    blender = make()
+    blender.close()
+    for selector in (FirstK(0.2), KVDeviation(0.2)):
+        with pytest.raises(KVBlendError, match="closed"):
+            blender.fuse(tiny_prompt(1), selector=selector)
+
+
 def counts_its_rows(module, args, output):
     """A forward hook that makes rows depend on each other other than by attention."""
     return output * (1 + 0.01 * output.shape[1])
@@ -960,6 +991,25 @@ def test_ctrl_c_keeps_finished_chunks(call):
     whole.setup = replace(whole.setup, batch_rows=50)
     whole.encode(prompt.chunks, system=prompt.system)
     assert torch.equal(blender.fuse(prompt).logits, whole.fuse(prompt).logits)
+
+
+def test_ctrl_c_in_the_third_batch_keeps_the_first_two():
+    """A batch is in the store before the next one runs."""
+    blender, prompt = make(), tiny_prompt(9, chunks=(20, 21, 22, 23, 24, 25))
+    blender.setup = replace(blender.setup, batch_rows=50)
+    blender.encode(prompt.chunks[:1], system=prompt.system)  # so that the prelude is there
+    passes = itertools.count()
+
+    def pressed(*_):
+        if next(passes) == 2:
+            raise KeyboardInterrupt
+
+    handle = blender.model.register_forward_pre_hook(pressed)
+    with pytest.raises(KeyboardInterrupt):
+        blender.encode(prompt.chunks, system=prompt.system)
+    handle.remove()
+    assert len(list(blender.store.keys())) == 1 + 4
+    assert blender.encode(prompt.chunks, system=prompt.system)[:2] == (1, 5)
 
 
 def test_ctrl_c_while_progress_is_shown(monkeypatch):

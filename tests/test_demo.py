@@ -17,7 +17,7 @@ from blend.testing.tiny import tiny_model
 from eval.bench_ratio import RatioOptions, run_ratio_bench
 from eval.demo import load_passages, load_questions
 from eval.demo.cases import DemoCase, make_cases
-from eval.demo.measure import _answer
+from eval.demo.measure import own_answer
 from eval.demo.result import DemoOptions
 from eval.demo.run import demo_cases, run_demo
 from eval.fidelity import GREEDY, compare, make_reference
@@ -120,7 +120,7 @@ def test_the_answer_pieced_together_is_the_one_generated(seed):
         full = make_systems(["full"], 0.0)[0].run(blender, prompt)
         reference = make_reference(blender, full, 10)
         fusion = blender.fuse(prompt, selector=FullReuse())
-        pieced = _answer(fusion, reference, compare(reference, fusion), 10)
+        pieced = own_answer(fusion, reference, compare(reference, fusion), 10)
         assert pieced == blender.generate(fusion, max_new_tokens=10, **GREEDY).ids
 
 
@@ -128,7 +128,7 @@ def test_the_answer_pieced_together_is_the_one_generated(seed):
 
 
 def test_a_short_run(blender, screen):
-    result = run_demo(DemoOptions(limit=2, k=2, tokens=4), screen, blender)
+    result = run_demo(DemoOptions(limit=2, k=2, tokens=4, samples=1), screen, blender)
     figures = json.loads(json.dumps(result.as_dict(), allow_nan=False))
     assert figures["complete"]
     assert figures["dtype"] == "bfloat16"
@@ -145,6 +145,9 @@ def test_a_short_run(blender, screen):
     assert (full["speedup"], full["kl_first"], full["kl"], full["same_first_token"]) == (1.0, 0.0, 0.0, 1.0)
     assert figures["systems"]["reuse"]["kl"] > 0
     assert figures["systems"]["reuse"]["ideal"] > figures["systems"]["epic"]["ideal"] > 1
+    first, second = figures["questions"]
+    assert all(run["answer"] for run in first["systems"].values())
+    assert all(run["answer"] is None for run in second["systems"].values()), "past the samples nothing is decoded"
     shown = screen.file.getvalue()
     assert all(title in shown for title in ("full prefill", "CacheBlend", "ProphetKV", "encoded once", "thread(s)"))
 
@@ -154,9 +157,9 @@ def test_every_question_starts_with_another_system(blender, screen, monkeypatch)
     names = list(SYSTEMS)
     real = demo_run.measure
 
-    def watched(blender, case, systems, tokens):
+    def watched(blender, case, systems, *args, **kwargs):
         order.append([system.name for system in systems])
-        return real(blender, case, [system for system in systems if system.name == "full"], tokens)
+        return real(blender, case, [system for system in systems if system.name == "full"], *args, **kwargs)
 
     monkeypatch.setattr(demo_run, "measure", watched)
     monkeypatch.setattr(demo_run, "_show", lambda result, console: None)

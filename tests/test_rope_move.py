@@ -41,7 +41,7 @@ KINDS = {
 
 def limit_of(name):
     """Positions that the model takes without changing its frequencies."""
-    return {"llama_dynamic": 256, "phi3_longrope": 64}.get(name, 512)
+    return {"llama_dynamic": 255, "phi3_longrope": 64}.get(name, 512)
 
 
 @torch.inference_mode()
@@ -187,12 +187,17 @@ def test_longrope_rows_of_passes_of_different_lengths():
 def test_dynamic_ntk_is_exact_up_to_its_limit_and_refused_beyond():
     model = tiny_model("llama_dynamic")
     rope = read_rope(model)
-    before, after = sequence_at(model, 3), sequence_at(model, 236)
-    keys, _ = rope.move(0, *before, Move(run(3, 20), run(236, 20), 23, 256))
+    limit = rope.tables["inv_freq"].limit
+    assert 250 <= limit <= 256
+    before, after = sequence_at(model, 3), sequence_at(model, limit - 20)
+    target = run(limit - 20, 20)
+    keys, _ = rope.move(0, *before, Move(run(3, 20), target, 23, limit))
     assert off(keys, after[0]) <= 5e-7
-    for lengths in ((23, 257), (257, 23)):
-        with pytest.raises(UnsupportedRotation, match=r"beyond 256 rows and this pass has 257.*yarn or linear"):
-            rope.move(0, *before, Move(run(3, 20), run(236, 20), *lengths))
+    for lengths in ((23, limit + 1), (limit + 1, 23)):
+        with pytest.raises(UnsupportedRotation, match=rf"beyond {limit} rows and this pass has {limit + 1}.*yarn or"):
+            rope.move(0, *before, Move(run(3, 20), target, *lengths))
+    sequence_at(model, limit - 20, behind=60)  # a long call, after which the model must find back to short ones
+    assert torch.equal(sequence_at(model, limit - 20)[0], after[0])
 
 
 def test_dynamic_ntk_is_read_right_after_a_long_call():

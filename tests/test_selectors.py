@@ -204,9 +204,10 @@ def test_ties_go_to_the_earlier_row():
     assert rows.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_check_layers_beyond_the_model_fall_on_its_last():
-    assert KVDeviation(layers=(1, 2, 9), schedule=(3.0, 2.0, 1.0)).check_layers(4) == (1, 2, 3)
-    assert KVDeviation(layers=(1,)).check_layers(1) == (0,)
+def test_a_check_layer_beyond_the_model_is_refused():
+    assert KVDeviation(layers=(1, 3), schedule=(2.0, 1.0)).check_layers(4) == (1, 3)
+    with pytest.raises(BudgetError, match="check layer 9 does not exist: the model has layers 0 to 3"):
+        KVDeviation(layers=(1, 9), schedule=(2.0, 1.0)).check_layers(4)
 
 
 def test_a_schedule_narrows_in_steps():

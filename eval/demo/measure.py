@@ -16,7 +16,7 @@ from eval.demo.cases import DemoCase
 from eval.fidelity import GREEDY, Fidelity, Reference, compare, make_reference
 from eval.systems import System
 
-__all__ = ["Measured", "Run", "measure"]
+__all__ = ["Measured", "Run", "measure", "own_answer"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,8 @@ class Run:
         kl_first: nats from full prefill's first token.
         kl: nats per token along full prefill's answer.
         same_first_token: as full prefill.
-        same_answer: every token of full prefill's answer is also this system's.
-        answer: its own greedy answer.
-        right: the answer contains a right one.
+        same_answer: at every place of full prefill's answer both find the same token likeliest.
+        answer: its own greedy answer; None where it was not asked for.
         row_layers: rows computed, times layers.
         ideal: row-layers of full prefill over these.
     """
@@ -42,8 +41,7 @@ class Run:
     kl: float
     same_first_token: bool
     same_answer: bool
-    answer: str
-    right: bool
+    answer: str | None
     row_layers: float
     ideal: float
 
@@ -57,22 +55,26 @@ class Measured:
     runs: dict[str, Run]
 
 
-def measure(blender: Blender, case: DemoCase, systems: Sequence[System], tokens: int) -> Measured:
+def measure(blender: Blender, case: DemoCase, systems: Sequence[System], tokens: int, answers: bool = True) -> Measured:
     """Runs ``systems`` (``full`` among them) one behind the other in the order given, then judges them.
 
     Args:
         tokens: the longest answer.
+        answers: decode the answer of each system too. Judging needs full prefill's alone, and decoding takes long.
     """
     prompt = case.prompt(blender)
     fusions = {system.name: system.run(blender, prompt) for system in systems}
     reference = make_reference(blender, fusions["full"], tokens)
-    runs = {name: _run(blender, case, reference, fusion, tokens) for name, fusion in fusions.items()}
+    runs = {}
+    for name, fusion in fusions.items():
+        fidelity = compare(reference, fusion)
+        ids = own_answer(fusion, reference, fidelity, tokens) if answers else None
+        text = None if ids is None else blender.tokenizer.decode(ids, skip_special_tokens=True).strip()
+        runs[name] = _run(reference, fusion, fidelity, text)
     return Measured(case, len(prompt), runs)
 
 
-def _run(blender: Blender, case: DemoCase, reference: Reference, fusion: Fusion, tokens: int) -> Run:
-    fidelity = compare(reference, fusion)
-    text = blender.tokenizer.decode(_answer(fusion, reference, fidelity, tokens), skip_special_tokens=True).strip()
+def _run(reference: Reference, fusion: Fusion, fidelity: Fidelity, answer: str | None) -> Run:
     return Run(
         ttft_s=fusion.report.ttft,
         speedup=reference.fusion.report.ttft / fusion.report.ttft,
@@ -80,22 +82,21 @@ def _run(blender: Blender, case: DemoCase, reference: Reference, fusion: Fusion,
         kl=fidelity.kl,
         same_first_token=fidelity.same_first_token,
         same_answer=fidelity.agrees == len(reference.answer),
-        answer=text,
-        right=case.question.answered_by(text),
+        answer=answer,
         row_layers=fusion.report.row_layers,
         ideal=fusion.report.ideal_speedup,
     )
 
 
-def _answer(fusion: Fusion, reference: Reference, fidelity: Fidelity, tokens: int) -> tuple[int, ...]:
-    """The system's own greedy answer.
+def own_answer(fusion: Fusion, reference: Reference, fidelity: Fidelity, tokens: int) -> tuple[int, ...]:
+    """The system's own greedy answer, of at most ``tokens`` tokens.
 
     Judging it has shown which token it would put at each place of full prefill's answer, so what both have in common
     need not be decoded again, only what comes behind the first difference.
     """
     if fidelity.agrees == len(reference.answer):
         return reference.answer
-    said = fidelity.greedy[: fidelity.agrees + 1]
+    said = (*reference.answer[: fidelity.agrees], fidelity.greedy[fidelity.agrees])
     if len(said) == tokens or said[-1] in _ends(fusion):
         return said
     ids = torch.tensor([[*fusion.prompt.ids, *said]], device=fusion.view.device)

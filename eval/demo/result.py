@@ -26,6 +26,8 @@ class DemoOptions:
         k: passages per question.
         seed: of the passages' order.
         tokens: the longest answer.
+        samples: the first questions, whose answers are shown. Only there is every system's answer decoded: the
+            others are compared along full prefill's, which takes no decoding.
 
     Raises:
         BudgetError: a number out of range.
@@ -37,6 +39,7 @@ class DemoOptions:
     k: int = 8
     seed: int = 0
     tokens: int = 12
+    samples: int = 3
 
     def __post_init__(self) -> None:
         for name in ("limit", "k", "tokens"):
@@ -56,7 +59,7 @@ class EncodeCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """One system over all questions: medians of times, means of divergences (nats), counts of answers."""
+    """One system over all questions: medians of times, means of divergences (nats), shares of the questions."""
 
     title: str
     n: int
@@ -70,7 +73,6 @@ class Summary:
     kl_ci: tuple[float, float]
     same_first_token: float
     same_answer: float
-    answers_right: int
 
     @classmethod
     def of(cls, title: str, runs: Sequence[Run]) -> Summary:
@@ -89,7 +91,6 @@ class Summary:
             kl_ci=(kl.low, kl.high),
             same_first_token=fmean(run.same_first_token for run in runs),
             same_answer=fmean(run.same_answer for run in runs),
-            answers_right=sum(run.right for run in runs),
         )
 
 

@@ -95,9 +95,9 @@ def _encode(blender: Blender, passages: tuple[Passage, ...]) -> EncodeCost:
 def _measured(blender: Blender, cases: list[DemoCase], result: DemoResult) -> Iterator[Measured]:
     """Every question, after a first one that does not count, under systems that have seen nothing yet."""
     options = result.options
-    measure(blender, cases[0], make_systems(tuple(SYSTEMS), options.ratio), tokens=1)
+    measure(blender, cases[0], make_systems(tuple(SYSTEMS), options.ratio), tokens=1, answers=False)
     for number, case in enumerate(cases):
-        yield measure(blender, case, _rotated(result.systems, number), options.tokens)
+        yield measure(blender, case, _rotated(result.systems, number), options.tokens, answers=number < options.samples)
 
 
 def _rotated(systems: tuple[System, ...], by: int) -> tuple[System, ...]:
@@ -109,7 +109,8 @@ def _show(result: DemoResult, console: Console) -> None:
     if not result.questions:
         console.print("no question was finished: nothing to show")
         return
-    console.print(answers(result))
+    if result.options.samples:
+        console.print(answers(result))
     console.print(table(result))
     console.print(verdict(result), highlight=False)
     console.print(f"{result.seconds:.0f} s in all")

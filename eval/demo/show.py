@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from rich.markup import escape
 from rich.table import Table
 
 from eval.demo.measure import Measured
 from eval.demo.result import DemoResult, EncodeCost, Summary
 
 __all__ = ["answers", "encode_line", "table", "verdict"]
+
+_CAPTION = (
+    "TTFT: median seconds to the first token. Speed-up: over full prefill, median. Ideal: if every computed row cost "
+    "the same. KL: mean nats from full prefill, at the first token and per token of its answer. Same: as full prefill."
+)
 
 
 def encode_line(cost: EncodeCost) -> str:
@@ -29,8 +35,8 @@ def table(result: DemoResult) -> Table:
         f"{len(done)} questions over {result.options.k} shuffled passages ({recall:.0%} of the gold ones found), "
         f"ratio {result.options.ratio:g}"
     )
-    out = Table(title=title, caption="KL: nats from full prefill's next token; of the answer: mean over its tokens")
-    for name in ("", "TTFT", "speed-up", "ideal", "KL first", "KL answer", "same first", "same answer", "right"):
+    out = Table(title=title, caption=_CAPTION)
+    for name in ("", "TTFT", "speed-up", "ideal", "KL first", "KL answer", "same first", "same answer"):
         out.add_column(name, justify="left" if not name else "right")
     for summary in result.summaries().values():
         out.add_row(summary.title, *_cells(summary))
@@ -46,14 +52,13 @@ def _cells(s: Summary) -> list[str]:
         f"{s.kl:.4f}",
         f"{s.same_first_token:.0%}",
         f"{s.same_answer:.0%}",
-        f"{s.answers_right}/{s.n}",
     ]
 
 
-def answers(result: DemoResult, questions: int = 3) -> Table:
-    """The answers to the first questions, cut to the demo's few tokens; what repeats full prefill's is not repeated."""
-    shown = result.questions[:questions]
-    out = Table(title=f"Answers, at most {result.options.tokens} tokens", show_lines=True)
+def answers(result: DemoResult) -> Table:
+    """Every system's answers to the first questions; right ones in green, what repeats full prefill's not repeated."""
+    shown = result.questions[: result.options.samples]
+    out = Table(title=f"The first {result.options.tokens} tokens of some answers", show_lines=True)
     out.add_column("")
     for measured in shown:
         question = measured.case.question
@@ -64,9 +69,10 @@ def answers(result: DemoResult, questions: int = 3) -> Table:
 
 
 def _answer(measured: Measured, name: str) -> str:
-    run = measured.runs[name]
-    same = name != "full" and run.answer == measured.runs["full"].answer
-    return "[dim]as full prefill[/]" if same else run.answer.replace("[", r"\[") or "[dim](nothing)[/]"
+    answer = measured.runs[name].answer or ""
+    if name != "full" and answer == measured.runs["full"].answer:
+        return "[dim]as full prefill[/]"
+    return f"[green]{escape(answer)}[/]" if measured.case.question.answered_by(answer) else escape(answer)
 
 
 def verdict(result: DemoResult) -> str:
