@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from blend.chunk import Chunk
@@ -10,7 +11,7 @@ from blend.hf.view import ModelView
 from blend.prompt import Prompt
 from blend.selectors import FirstK, QueryAttention, Selector
 
-__all__ = ["accept", "admit", "default_selector", "refuse_padding"]
+__all__ = ["accept", "admit", "admit_chunk", "admit_ids", "default_selector"]
 
 
 def default_selector(view: ModelView) -> Selector:
@@ -31,22 +32,28 @@ def accept(view: ModelView, selector: Selector) -> None:
 
 def admit(view: ModelView, tokenizer: Any, prompt: Prompt) -> None:
     """Raises :class:`PromptTooLong`, :class:`PromptError` or :class:`UnsupportedModel` for a prompt that cannot run."""
-    view.require_loaded_dtype()
+    view.require_ready()
     if view.context is not None and len(prompt) > view.context and not view.stretches:
         raise PromptTooLong(
             f"the prompt has {len(prompt)} tokens and the model holds {view.context}: drop passages or take smaller"
         )
-    largest = max(prompt.ids)
-    if largest >= view.vocabulary:
-        raise PromptError(
-            f"token id {largest} is outside the model's vocabulary of {view.vocabulary}: is it the right tokenizer?"
-        )
+    admit_ids(view, prompt.ids)
     for chunk in prompt.chunks:
-        refuse_padding(tokenizer, chunk)
+        admit_chunk(view, tokenizer, chunk)
 
 
-def refuse_padding(tokenizer: Any, chunk: Chunk) -> None:
-    """Raises :class:`PromptError` for a chunk with the tokenizer's padding token in it."""
+def admit_ids(view: ModelView, ids: Sequence[int]) -> None:
+    """Raises :class:`PromptError` for a token id that the model does not embed."""
+    for wrong in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= wrong < view.vocabulary:
+            raise PromptError(
+                f"token id {wrong} is outside the model's vocabulary of {view.vocabulary}: is it the right tokenizer?"
+            )
+
+
+def admit_chunk(view: ModelView, tokenizer: Any, chunk: Chunk) -> None:
+    """Raises :class:`PromptError` for a chunk with a foreign token, or the tokenizer's padding token, in it."""
+    admit_ids(view, chunk.ids)
     pad = getattr(tokenizer, "pad_token_id", None)
     if pad is not None and pad in chunk.ids:
         raise PromptError(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from blend.admission import accept, admit, default_selector, refuse_padding
+from blend.admission import accept, admit, admit_chunk, admit_ids, default_selector
 from blend.check import quick_check
 from blend.chunk import Chunk, ChunkKV
 from blend.errors import ForeignKV, PromptError, UnsupportedRotation
@@ -91,13 +91,17 @@ class Blender:
         self.view = ModelView(model)
         self.system = system
         self.selector = selector or default_selector(self.view)
-        accept(self.view, self.selector)
+        try:
+            accept(self.view, self.selector)
+            if check:
+                quick_check(self.view)
+        except BaseException:
+            self.view.close()  # a refused model goes back as it came
+            raise
         identity = hashlib.sha256(f"{self.view.fingerprint}{tokenizer_digest(tokenizer)}".encode()).hexdigest()
         self.setup = Setup(
             self.view, store or MemoryStore(), prefix or LinearPrefixCache(), identity, prelude, bos, salt
         )
-        if check:
-            quick_check(self.view)
 
     @classmethod
     def from_pretrained(
@@ -163,12 +167,14 @@ class Blender:
         Raises:
             PromptTooLong: a chunk that does not fit the model, before anything is encoded.
         """
-        wanted = dict.fromkeys(c if isinstance(c, Chunk) else self.chunk(c) for c in chunks)
-        for chunk in wanted:
-            refuse_padding(self.tokenizer, chunk)
+        self.view.require_ready()
+        wanted = list(dict.fromkeys(c if isinstance(c, Chunk) else self.chunk(c) for c in chunks))
         ids = system if isinstance(system, tuple) else self._system_ids(system)
-        plan = self.setup.plan(ids)
-        missing = [chunk for chunk in wanted if plan.key(chunk) not in self.store]
+        admit_ids(self.view, ids)
+        for chunk in wanted:
+            admit_chunk(self.view, self.tokenizer, chunk)
+        known = self.setup.fetch(wanted, ids)
+        missing = [chunk for chunk in wanted if chunk not in known]
         rows = nbytes = 0
         done = self.setup.encode(missing, ids) if missing else iter(())
         for kv in track(done, total=len(missing), label="encoding", show=progress):

@@ -48,16 +48,22 @@ def fuse(
         prefix = setup.longest_prefix(prompt)
         past = past if past and rope.same_angles(len(past.prompt), len(prompt)) else None
         covered = (prefix.rows if prefix else 0, _common(prompt.ids, past.prompt.ids) if past else 0)
+        if not prompt.chunks and not any(covered):
+            return prefill(setup, prompt, "no chunks, and nothing known that the prompt starts with", decode)
         places = zip(prompt.starts, prompt.chunks, strict=True)
         wanted = [chunk for start, chunk in places if start + len(chunk) > max(covered)]
-        stored = setup.fetch(prompt, wanted)
+        stored = setup.fetch(wanted, prompt.system)
     with clock("encode"):
         missing = list(dict.fromkeys(chunk for chunk in wanted if chunk not in stored))
         encoded = {Chunk(kv.ids): kv for kv in setup.encode(missing, prompt.system)} if missing else {}
         found = [_found(chunk, stored, encoded) for chunk in prompt.chunks]
+        if missing:
+            # Encoding has computed the prelude; a miss then goes on exactly as a hit does.
+            prefix = setup.longest_prefix(prompt)
+            covered = (prefix.rows if prefix else 0, covered[1])
     with clock("assemble"):
         chunks = [item.kv if item else None for item in found]
-        layout = lay_out(prompt, *covered, chunks, rope.same_angles)
+        layout = lay_out(prompt, *covered, chunks, rope.same_angles, past is not None and past.exact)
         cache = assemble(setup.view, layout, chunks, prefix.layers if prefix else None, past.layers if past else None)
         ids_1T = torch.tensor([prompt.ids], device=setup.view.device)
     repaired = repair(setup.view, ids_1T, layout, cache, selector, clock)
@@ -82,7 +88,7 @@ def prefill(setup: Setup, prompt: Prompt, why: str, decode: Decode | None = None
         logits, layers = view.prefill(torch.tensor([prompt.ids[rows:]]), hit.layers if hit else None)
         own = tuple((keys[0], values[0]) for keys, values in layers)
     ttft = clock.total
-    if remember and not view.rope.by_length:
+    if remember and setup.remembers(len(prompt)):
         setup.prefix.insert(prompt.ids, own)
     fresh = len(prompt) - rows
     states: list[RowState] = ["exact"] * rows

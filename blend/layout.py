@@ -79,6 +79,7 @@ def lay_out(
     fused_rows: int = 0,
     chunks: Sequence[ChunkKV | None] = (),
     same_angles: Callable[[int, int], bool] = lambda length, other: True,
+    fused_exact: bool = False,
 ) -> Layout:
     """Assigns an origin to every row.
 
@@ -86,6 +87,7 @@ def lay_out(
         prefix_rows: rows covered by an exact prefix hit.
         fused_rows: rows covered by an earlier fused context (used where it reaches beyond the prefix).
         chunks: the KV of every chunk of the prompt, in prompt order; None where a prefix or context covers it.
+        fused_exact: whether the earlier fused context is exact.
         same_angles: whether passes of two lengths rotate alike; a chunk is exact only where they do.
     """
     total = len(prompt)
@@ -95,7 +97,7 @@ def lay_out(
     if prefix_rows:
         pieces.append(Piece(0, prefix_rows, "prefix", True))
     if fused_rows > prefix_rows:
-        pieces.append(Piece(prefix_rows, fused_rows, "fused", False))
+        pieces.append(Piece(prefix_rows, fused_rows, "fused", fused_exact))
     covered = max(prefix_rows, fused_rows)
     if covered < len(prompt.system):
         pieces.append(Piece(covered, len(prompt.system), "fresh", True))

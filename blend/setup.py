@@ -59,15 +59,21 @@ class Setup:
     def longest_prefix(self, prompt: Prompt) -> PrefixHit | None:
         """The longest exact prefix known, short of the last row.
 
-        Where angles depend on the length of the pass (longrope), a prefix of a shorter pass is not exact: none is used.
+        None where :meth:`remembers` says that no prefix can be exact.
         """
-        if self.view.rope.by_length:
-            return None
-        return self.prefix.match(prompt.ids[:-1])
+        return self.prefix.match(prompt.ids[:-1]) if self.remembers(len(prompt)) else None
 
-    def fetch(self, prompt: Prompt, chunks: Sequence[Chunk]) -> dict[Chunk, ChunkKV]:
-        """KV of those ``chunks`` of the prompt that the store holds. Entries of another model count as misses."""
-        plan = self.plan(prompt.system)
+    def remembers(self, rows: int) -> bool:
+        """Whether the KV of a pass of ``rows`` rows may be taken from the prefix cache, and go into it.
+
+        Not where angles depend on the length of the pass (longrope; dynamic NTK beyond its original length).
+        """
+        rope = self.view.rope
+        return not rope.by_length and rope.serves(rows)
+
+    def fetch(self, chunks: Sequence[Chunk], system: tuple[int, ...]) -> dict[Chunk, ChunkKV]:
+        """KV of those ``chunks`` that the store holds. Entries of another model count as misses."""
+        plan = self.plan(system)
         entries = {chunk: self.store.get(plan.key(chunk)) for chunk in chunks}
         return {chunk: kv for chunk, kv in entries.items() if kv is not None and kv.fingerprint == self.fingerprint}
 
@@ -80,7 +86,7 @@ class Setup:
 
     def _prelude_kv(self, prelude: tuple[int, ...]) -> KVLayers | None:
         """Exact KV of the prelude, computed once; also the first rows of every prompt that starts with it."""
-        if not prelude or self.view.rope.by_length:
+        if not prelude or not self.remembers(len(prelude)):
             return None
         hit = self.prefix.match(prelude)
         if hit is not None and hit.rows == len(prelude):

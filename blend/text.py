@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from blend.chunk import Chunk
@@ -99,8 +102,27 @@ class PromptText:
 
     def encode(self, text: str) -> list[int]:
         """Ordinary text to ids: no BOS, control tokens spelled out."""
+        ids = self._plain(text)
+        if self._control.isdisjoint(ids):
+            return ids
+        # Some vocabularies hold control tokens as ordinary pieces too; cut through the middle of each spelling, they
+        # cannot come back whole.
+        cuts = [0, *(sum(m.span()) // 2 for m in self._spellings.finditer(text)), len(text)]
+        return [i for start, stop in pairwise(cuts) for i in self._plain(text[start:stop])]
+
+    def _plain(self, text: str) -> list[int]:
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         return [int(i) for i in ids]
+
+    @cached_property
+    def _control(self) -> frozenset[int]:
+        """Ids of control tokens; the unknown token is none, ordinary text may hold it."""
+        return frozenset(self.tokenizer.all_special_ids) - {getattr(self.tokenizer, "unk_token_id", None)}
+
+    @cached_property
+    def _spellings(self) -> re.Pattern[str]:
+        tokens = sorted(self.tokenizer.convert_ids_to_tokens(sorted(self._control)), key=len, reverse=True)
+        return re.compile("|".join(re.escape(token) for token in tokens))
 
     def bos(self) -> tuple[int, ...]:
         """The ids that the tokenizer puts before a text by itself (BOS), possibly none."""

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from rope.errors import UnsupportedRotation
 from rope.tables import FrequencyTable, RegimeTable, RopeTable
 
 __all__ = ["LayerRotation", "Move", "Rope", "Turn", "turn_"]
@@ -112,6 +113,14 @@ class Rope:
         """Raises :class:`UnsupportedRotation` where a table cannot serve passes of ``length`` rows."""
         self.same_angles(length, length)
 
+    def serves(self, length: int) -> bool:
+        """Whether every table can serve passes of ``length`` rows."""
+        try:
+            self.admit(length)
+        except UnsupportedRotation:
+            return False
+        return True
+
     def same_angles(self, length: int, other: int) -> bool:
         """Whether passes of these two lengths turn every position by the same angles.
 
@@ -184,6 +193,9 @@ def turn_(x_xTD: Tensor, rotation: LayerRotation, turn: Turn) -> Tensor:
     new_second = (b * turn.cos_TF).addcmul_(a, turn.sin_TF)
     if gain is not None:
         new_first, new_second = new_first * gain[0], new_second * gain[1]
+        # Dividing and multiplying again may cost a bit, which rows that do not move must not pay.
+        still_T1 = (turn.sin_TF == 0).all(dim=-1, keepdim=True)
+        new_first, new_second = torch.where(still_T1, first, new_first), torch.where(still_T1, second, new_second)
     first.copy_(new_first)
     second.copy_(new_second)
     return x_xTD

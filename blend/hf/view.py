@@ -58,20 +58,25 @@ class ModelView:
         self.context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.fingerprint = _fingerprint(model, self.rope)
         self._loaded_dtype = model.dtype
+        self._closed = False
         self._stock_attention = stock_attention(model)
         self._hooks = hook_layers(self.layers, self)
         self.observable = self._attach()
 
     def close(self) -> None:
         """Takes the hooks and the attention away; the model is as it was."""
+        if self._closed:
+            return
+        self._closed = True
         for hook in self._hooks:
             hook.remove()
         if self.observable:
             detach(self.model)
-            self.observable = False
 
-    def require_loaded_dtype(self) -> None:
-        """Raises :class:`UnsupportedModel` when the model was cast since it was read: its rotation is another now."""
+    def require_ready(self) -> None:
+        """Raises :class:`UnsupportedModel` when the view was closed, or the model cast since it was read."""
+        if self._closed:
+            raise UnsupportedModel("this view of the model is closed: build a new Blender to go on")
         if self.model.dtype != self._loaded_dtype:
             raise UnsupportedModel(
                 f"the model was cast from {self._loaded_dtype} to {self.model.dtype} after it was read, which rounds "
