@@ -33,6 +33,7 @@ from blend.errors import BudgetError
 from blend.progress import track
 from eval.demo import load_passages
 from eval.machine import machine_record
+from eval.systems import UnknownSystem
 
 __all__ = ["BenchOptions", "Measured", "run_ttft_bench"]
 
@@ -51,6 +52,7 @@ class BenchOptions:
         pairs: measurements per method.
         seed: order of the chunks.
         dtype: of weights and KV; None for bf16.
+        systems: names of the methods; None for all.
     """
 
     model: str = "smollm2"
@@ -60,6 +62,7 @@ class BenchOptions:
     pairs: int = 5
     seed: int = 0
     dtype: torch.dtype | None = None
+    systems: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 256:
@@ -107,15 +110,19 @@ class Measured:
         }
 
 
-def methods(ratio: float) -> dict[str, Selector]:
+def methods(ratio: float, names: tuple[str, ...] | None = None) -> dict[str, Selector]:
     """The methods by name; ``recompute`` runs every row through the fusion path, which shows what that path costs."""
-    return {
+    known: dict[str, Selector] = {
         "reuse": FullReuse(),
         "epic": FirstK(ratio=ratio),
         "cacheblend": KVDeviation(ratio=ratio),
         "prophetkv": QueryAttention(ratio=ratio),
         "recompute": FullRecompute(),
     }
+    for name in names or ():
+        if name not in known:
+            raise UnknownSystem(f"there is no system {name!r} to time: choose from {', '.join(known)}")
+    return {name: known[name] for name in names or known}
 
 
 def run_ttft_bench(options: BenchOptions, console: Console, blender: Blender | None = None) -> dict[str, Any]:
@@ -123,9 +130,10 @@ def run_ttft_bench(options: BenchOptions, console: Console, blender: Blender | N
 
     Raises:
         BudgetError: options out of range.
+        UnknownSystem: a method that is not there.
         PromptTooLong: more rows than the model holds.
     """
-    chosen = methods(options.ratio)
+    chosen = methods(options.ratio, options.systems)
     own = blender is None
     blender = blender or Blender.from_pretrained(options.model, dtype=options.dtype)
     prompt = bench_prompt(blender, options)
@@ -204,7 +212,8 @@ def _table(figures: dict[str, Any]) -> Table:
     )
     table = Table("method", "TTFT s", "speed-up", "ideal", "of ideal", "stages (ms)", title=title)
     for name, f in figures["systems"].items():
-        stages = ", ".join(f"{stage} {seconds * 1e3:.0f}" for stage, seconds in f["seconds"].items())
+        shown = {stage: f"{seconds * 1e3:.0f}" for stage, seconds in f["seconds"].items() if seconds > 5e-4}
+        stages = ", ".join(f"{stage} {ms}" for stage, ms in shown.items())
         share = f"{f['speedup'] / f['ideal']:.0%}"
         table.add_row(name, f"{f['ttft_s']:.2f}", f"{f['speedup']:.2f}x", f"{f['ideal']:.2f}x", share, stages)
     return table

@@ -95,6 +95,7 @@ def bench_ttft(
     ratio: RatioOption = 0.15,
     chunk_rows: Annotated[int, typer.Option(help="Rows of each chunk.")] = 512,
     pairs: Annotated[int, typer.Option(help="Alternating measurements per method.")] = 5,
+    systems: Annotated[str | None, typer.Option(help="Comma-separated; all if not given.")] = None,
     seed: SeedOption = 0,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
@@ -104,7 +105,8 @@ def bench_ttft(
     from eval.bench_ttft import BenchOptions, run_ttft_bench
 
     _set_threads(threads)
-    options = BenchOptions(model, rows, ratio, chunk_rows, pairs, seed, _dtype(dtype))
+    names = tuple(systems.split(",")) if systems else None
+    options = BenchOptions(model, rows, ratio, chunk_rows, pairs, seed, _dtype(dtype), names)
     _write(json_file, run_ttft_bench(options, Console()))
 
 

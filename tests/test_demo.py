@@ -104,7 +104,7 @@ def test_more_passages_than_there_are(k):
         list(make_cases(AlwaysFirst(), load_passages(), load_questions(), k=k, seed=0))
 
 
-@pytest.mark.parametrize("change", [{"limit": 0}, {"k": 0}, {"tokens": 0}])
+@pytest.mark.parametrize("change", [{"limit": 0}, {"k": 0}, {"tokens": 0}, {"samples": -1}])
 def test_bad_options_are_refused(change):
     with pytest.raises(BudgetError, match=next(iter(change))):
         DemoOptions(**change)

@@ -42,10 +42,10 @@ class DemoOptions:
     samples: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("limit", "k", "tokens"):
+        for name, least in (("limit", 1), ("k", 1), ("tokens", 1), ("samples", 0)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BudgetError(f"{name} is {value}: it must be 1 or more")
+            if value is not None and value < least:
+                raise BudgetError(f"{name} is {value}: it must be {least} or more")
 
 
 class EncodeCost(NamedTuple):

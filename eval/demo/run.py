@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from blend import Blender, BudgetError
-from blend.hf.progress import library_bars
+from blend.hf.progress import library_bars, spinner
 from blend.progress import track
 from eval.demo import Passage, load_passages, load_questions
 from eval.demo.cases import DemoCase, make_cases
@@ -77,9 +77,10 @@ def demo_cases(k: int, seed: int, limit: int | None = None) -> list[DemoCase]:
     passages, questions = load_passages(), load_questions()[:limit]
     if k > len(passages):
         raise BudgetError(f"k is {k}: the demo has {len(passages)} passages")
-    with library_bars(False):
+    with library_bars(False), spinner(True) as tell:
+        tell("loading the embedder")
         index = DenseIndex(Embedder())
-    index.add([passage.text for passage in passages])
+        index.add([passage.text for passage in passages])
     cases = make_cases(index, passages, questions, k=k, seed=seed)
     return list(track(cases, total=len(questions), label="finding passages"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -35,9 +36,10 @@ def table(result: DemoResult) -> Table:
         f"{len(done)} questions over {result.options.k} shuffled passages ({recall:.0%} of the gold ones found), "
         f"ratio {result.options.ratio:g}"
     )
-    out = Table(title=title, caption=_CAPTION)
-    for name in ("", "TTFT", "speed-up", "ideal", "KL first", "KL answer", "same first", "same answer"):
-        out.add_column(name, justify="left" if not name else "right")
+    out = Table(title=title, caption=_CAPTION, box=SIMPLE_HEAD, pad_edge=False)
+    out.add_column("", no_wrap=True)
+    for name in ("TTFT s", "speed-up", "ideal", "KL first", "KL answer", "same first", "same answer"):
+        out.add_column(name, justify="right", min_width=max(map(len, name.split())))  # broken at the space, if at all
     for summary in result.summaries().values():
         out.add_row(summary.title, *_cells(summary))
     return out
@@ -45,11 +47,11 @@ def table(result: DemoResult) -> Table:
 
 def _cells(s: Summary) -> list[str]:
     return [
-        f"{s.ttft_s:.3f} s",
+        f"{s.ttft_s:.3f}",
         f"{s.speedup:.2f}x",
-        f"{s.ideal:.2f}x",
-        f"{s.kl_first:.4f}",
-        f"{s.kl:.4f}",
+        f"{s.ideal:.1f}x",
+        f"{s.kl_first:.3f}",
+        f"{s.kl:.3f}",
         f"{s.same_first_token:.0%}",
         f"{s.same_answer:.0%}",
     ]
@@ -58,7 +60,7 @@ def _cells(s: Summary) -> list[str]:
 def answers(result: DemoResult) -> Table:
     """Every system's answers to the first questions; right ones in green, what repeats full prefill's not repeated."""
     shown = result.questions[: result.options.samples]
-    out = Table(title=f"The first {result.options.tokens} tokens of some answers", show_lines=True)
+    out = Table(title=f"The first {result.options.tokens} tokens of some answers", box=SIMPLE_HEAD, pad_edge=False)
     out.add_column("")
     for measured in shown:
         question = measured.case.question
