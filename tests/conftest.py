@@ -26,16 +26,19 @@ for _name, _value in {
     "TRANSFORMERS_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",  # for the processes that tests start
 }.items():
     os.environ.setdefault(_name, _value)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hold torch to KVBLEND_TEST_THREADS threads, where that is set."""
-    if threads := os.environ.get("KVBLEND_TEST_THREADS"):
-        import torch
+    """Hold torch to KVBLEND_TEST_THREADS threads, one if that is not set.
 
-        torch.set_num_threads(int(threads))
+    The models are tiny: more threads gain nothing, and beside another busy process they wait for it at every barrier.
+    """
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("KVBLEND_TEST_THREADS", "1")))
 
 
 def _is_local(address: Any) -> bool:
