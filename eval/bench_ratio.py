@@ -57,7 +57,7 @@ class RatioOptions:
     model: str = "smollm2"
     ratios: tuple[float, ...] = (0.0, 0.05, 0.1, 0.15, 0.3, 0.5, 1.0)
     limit: int | None = None
-    k: int = 8
+    k: int = 6
     seed: int = 0
     tokens: int = 12
     dtype: torch.dtype | None = None

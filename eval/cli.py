@@ -20,7 +20,7 @@ app.add_typer(bench, name="bench")
 
 ModelOption = Annotated[str, typer.Option(help="Hub id, folder, .gguf file, or the alias smollm2.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
-ThreadsOption = Annotated[int | None, typer.Option(help="Threads for torch; its own default if not given.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Threads for torch; as many as idle cores if not given.")]
 DtypeOption = Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; the model's own if not given.")]
 LimitOption = Annotated[int | None, typer.Option(help="Only the first questions.")]
 PassagesOption = Annotated[int, typer.Option(help="Passages per question.")]
@@ -51,7 +51,7 @@ def demo(
     model: ModelOption = "smollm2",
     ratio: RatioOption = 0.15,
     limit: LimitOption = None,
-    k: PassagesOption = 8,
+    k: PassagesOption = 6,
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
     json_file: JsonOption = None,
@@ -71,7 +71,7 @@ def bench_ratio(
     model: ModelOption = "smollm2",
     ratios: Annotated[str, typer.Option(help="Comma-separated, ascending.")] = "0,0.05,0.1,0.15,0.3,0.5,1",
     limit: LimitOption = None,
-    k: PassagesOption = 8,
+    k: PassagesOption = 6,
     seed: SeedOption = 0,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
@@ -129,13 +129,13 @@ def _write(path: Path | None, figures: dict[str, Any]) -> None:
 
 
 def _set_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    if threads < 1:
+    if threads is not None and threads < 1:
         raise BudgetError(f"threads is {threads}: it must be 1 or more")
     import torch
 
-    torch.set_num_threads(threads)
+    from eval.machine import idle_cores
+
+    torch.set_num_threads(threads or idle_cores())
 
 
 def _ratios(text: str) -> tuple[float, ...]:

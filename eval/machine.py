@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["machine_record"]
+__all__ = ["idle_cores", "machine_record"]
 
 
 def machine_record(dtype: torch.dtype) -> dict[str, Any]:
@@ -35,6 +35,20 @@ def machine_record(dtype: torch.dtype) -> dict[str, Any]:
         "dtype": str(dtype).removeprefix("torch."),
         "commit": _commit(Path(__file__)),
     }
+
+
+def idle_cores() -> int:
+    """Cores of this process that nobody used in the last minute, at least 1.
+
+    A pass of small operations meets at a barrier thousands of times. A thread that shares its core with another process
+    keeps all the others waiting there, so one thread too many can cost more than all the others gain.
+    """
+    cores = _cores() or 1
+    try:
+        busy = os.getloadavg()[0]
+    except (AttributeError, OSError):  # Windows has no load average
+        busy = 0.0
+    return max(1, cores - round(busy))
 
 
 def _version(name: str) -> str | None:

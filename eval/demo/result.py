@@ -36,7 +36,7 @@ class DemoOptions:
     model: str = "smollm2"
     ratio: float = 0.15
     limit: int | None = None
-    k: int = 8
+    k: int = 6
     seed: int = 0
     tokens: int = 12
     samples: int = 3
