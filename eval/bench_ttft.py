@@ -29,6 +29,7 @@ from blend import (
     QueryAttention,
     Selector,
 )
+from blend.admission import admit
 from blend.errors import BudgetError
 from blend.progress import track
 from eval.demo import load_passages
@@ -137,6 +138,7 @@ def run_ttft_bench(options: BenchOptions, console: Console, blender: Blender | N
     own = blender is None
     blender = blender or Blender.from_pretrained(options.model, dtype=options.dtype)
     prompt = bench_prompt(blender, options)
+    admit(blender.view, blender.tokenizer, prompt)  # before the chunks of a prompt that is too long are encoded
     blender.encode(prompt.chunks, system=prompt.system, progress=True)
     results = {name: Measured() for name in chosen}
     rounds = _rounds(blender, prompt, chosen, options.pairs)

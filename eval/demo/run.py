@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -94,9 +95,10 @@ def _encode(blender: Blender, passages: tuple[Passage, ...]) -> EncodeCost:
 
 
 def _measured(blender: Blender, cases: list[DemoCase], result: DemoResult) -> Iterator[Measured]:
-    """Every question, after a first one that does not count, under systems that have seen nothing yet."""
+    """Every question, after a short one that does not count, under systems that have seen nothing yet."""
     options = result.options
-    measure(blender, cases[0], make_systems(tuple(SYSTEMS), options.ratio), tokens=1, answers=False)
+    warm_up = replace(cases[0], passages=cases[0].passages[:2])
+    measure(blender, warm_up, make_systems(tuple(SYSTEMS), options.ratio), tokens=1, answers=False)
     for number, case in enumerate(cases):
         yield measure(blender, case, _rotated(result.systems, number), options.tokens, answers=number < options.samples)
 
