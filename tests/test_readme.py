@@ -1,0 +1,38 @@
+"""The README's example and the scripts in examples/ run as they stand, on the real small model."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.slow
+
+
+def test_the_readme_example_answers_and_explains(smollm2: object, capsys: pytest.CaptureFixture[str]) -> None:
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    names: dict[str, object] = {}
+    exec(code.group(1), names)
+    shown = capsys.readouterr().out
+    assert "Mira Tolle" in shown
+    assert shown.count("found in the store") == 2
+    assert names["more"].report.context_rows > 0  # type: ignore[attr-defined]
+
+
+def test_the_quickstart_runs(smollm2: object, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "quickstart.py"))
+    assert "Encoded(encoded=3, reused=0" in capsys.readouterr().out
+
+
+def test_the_picture_can_be_drawn_again(smollm2: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "prompt.svg"
+    monkeypatch.setattr(sys, "argv", ["draw_prompt.py", str(target)])
+    runpy.run_path(str(ROOT / "examples" / "draw_prompt.py"))
+    drawn = target.read_text(encoding="utf-8")
+    assert "recomputed" in drawn
+    assert "font-face" not in drawn
