@@ -20,7 +20,7 @@ from blend.fusion import Fusion
 from blend.layout import Layout, lay_out
 from blend.prompt import Prompt
 from blend.repair import Charge, Repaired, repair
-from blend.report import ChunkReport, Report, RowState
+from blend.report import ChunkReport, ChunkSource, Report, RowState
 from blend.selectors import Selector
 from blend.setup import Found, Setup
 
@@ -190,8 +190,8 @@ def _fused_chunk(
     why = "not in the store: encoded now and kept" if found.encoded else "found in the store"
     if piece.exact:
         why += "; stands right behind its prelude"
-    source = "miss" if found.encoded else "hit"
-    return ChunkReport(name, start, len(chunk), source, why, moved, recomputed, piece.exact)  # type: ignore[arg-type]
+    source: ChunkSource = "miss" if found.encoded else "hit"
+    return ChunkReport(name, start, len(chunk), source, why, moved, recomputed, piece.exact)
 
 
 def _prefilled_chunk(prompt: Prompt, index: int, prefix_rows: int) -> ChunkReport:

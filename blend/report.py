@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["ChunkReport", "Report", "RowState"]
+__all__ = ["ChunkReport", "ChunkSource", "Report", "RowState"]
 
+ChunkSource = Literal["hit", "miss", "prefix", "context"]
 RowState = Literal["exact", "moved", "recomputed", "fresh"]
 
 
@@ -30,7 +31,7 @@ class ChunkReport:
     name: str
     start: int
     rows: int
-    source: Literal["hit", "miss", "prefix", "context"]
+    source: ChunkSource
     why: str
     moved: int
     recomputed: int

@@ -19,7 +19,7 @@ def test_the_readme_example_answers_and_explains(smollm2: object, capsys: pytest
     names: dict[str, object] = {}
     exec(code.group(1), names)
     shown = capsys.readouterr().out
-    assert "Mira Tolle" in shown
+    assert "Otterbeck" in shown
     assert shown.count("found in the store") == 2
     assert names["more"].report.context_rows > 0  # type: ignore[attr-defined]
 
