@@ -36,7 +36,7 @@ _SHORT = 8
 def fuse(
     setup: Setup, prompt: Prompt, selector: Selector, past: Fusion | None = None, decode: Decode | None = None
 ) -> Fusion:
-    """Fuses a prompt that has chunks.
+    """Fuses a prompt; one without chunks, and without a known beginning, is prefilled.
 
     Args:
         past: an earlier fusion; rows of its longest common prefix with ``prompt`` are taken over as they are.

@@ -140,7 +140,7 @@ class StoreTests:
         store = self.make(limit=3 * size)
         for index in range(10):
             assert store.put(tiny_kv(str(index), seed=index))
-            entries = [store.get(key) for key in store.keys()]  # noqa: SIM118
+            entries = [store.get(key) for key in store.keys()]  # noqa: SIM118  # a store is no dict
             assert sum(kv.nbytes for kv in entries if kv is not None) <= 3 * size
             assert same_kv(store.get(str(index)), tiny_kv(str(index), seed=index)), "the newest entry is there"
         assert len(list(store.keys())) == 3, "entries were dropped that fit"
@@ -174,7 +174,7 @@ class StoreTests:
         with ThreadPoolExecutor(8) as pool:
             for done in [pool.submit(work, worker) for worker in range(8)]:
                 done.result()
-        assert all(key in store for key in store.keys())  # noqa: SIM118
+        assert all(key in store for key in store.keys())  # noqa: SIM118  # a store is no dict
 
 
 def tiny_kv(key: str, seed: int = 0, rows: int = 4, dtype: torch.dtype = torch.float32) -> ChunkKV:
