@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from blend.errors import PromptError
 
-__all__ = ["Chunk", "ChunkKV", "KVLayers", "kv_bytes"]
+__all__ = ["DEFAULT_PRIORITY", "DEFAULT_RETENTION", "Chunk", "ChunkKV", "KVLayers", "Retention", "kv_bytes"]
 
-KVLayers: TypeAlias = "tuple[tuple[Tensor, Tensor], ...]"
-"""Per cache layer the pair (keys ``[H, n, Dk]``, values ``[H, n, Dv]``), in the model's dtype."""
+KVLayers: TypeAlias = "Sequence[tuple[Tensor, Tensor]]"
+"""Per cache layer the pair (keys ``[H, n, Dk]``, values ``[H, n, Dv]``), in the model's dtype.
+
+A tuple, or a sequence that reads a layer from its store when that layer is asked for.
+"""
+
+DEFAULT_PRIORITY = 35
+"""Priority of an entry for which none was given (TensorRT-LLM's retention default)."""
+
+
+class Retention(NamedTuple):
+    """What an eviction policy may weigh when it decides how long to keep an entry.
+
+    Attributes:
+        cost: seconds that computing the entry took; 0.0 where unknown.
+        priority: 0 (first to go) to 100.
+        duration: seconds for which ``priority`` holds, then it falls to the default; None for ever.
+    """
+
+    cost: float = 0.0
+    priority: int = DEFAULT_PRIORITY
+    duration: float | None = None
+
+
+DEFAULT_RETENTION = Retention()
+"""Nothing known, nothing asked for."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +83,7 @@ class ChunkKV:
         prelude: the token ids it was encoded behind; its first row stood at position ``len(prelude)``.
         length: rows of the pass that cached it (some RoPE types depend on it).
         layers: keys and values per cache layer.
+        retention: how much the entry is worth keeping; no part of its identity.
     """
 
     key: str
@@ -67,6 +92,7 @@ class ChunkKV:
     prelude: tuple[int, ...]
     length: int
     layers: KVLayers
+    retention: Retention = DEFAULT_RETENTION
 
     @property
     def base(self) -> int:
@@ -78,7 +104,11 @@ class ChunkKV:
         """Bytes of all keys and values."""
         return kv_bytes(self.layers)
 
+    def with_layers(self, layers: KVLayers) -> ChunkKV:
+        """The same chunk with other layers."""
+        return replace(self, layers=layers)
 
-def kv_bytes(layers: Sequence[tuple[Tensor, Tensor]]) -> int:
+
+def kv_bytes(layers: KVLayers) -> int:
     """Bytes of keys and values together."""
     return sum(keys.numel() * keys.element_size() + values.numel() * values.element_size() for keys, values in layers)

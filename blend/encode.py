@@ -27,16 +27,20 @@ class EncodePlan(NamedTuple):
         fingerprint: of model and tokenizer, part of every key.
         salt: tenant salt, part of every key.
         batch_rows: rows (padding included) per forward pass; one chunk always goes, however long.
+        codec: name of the store's codec, part of every key.
+        adapter: id of the model's adapter, part of every key.
     """
 
     prelude: tuple[int, ...]
     fingerprint: str
     salt: str = ""
     batch_rows: int = 1024
+    codec: str = "none"
+    adapter: str = ""
 
     def key(self, chunk: Chunk) -> str:
         """Content key of ``chunk`` under this plan."""
-        return chunk_key(self.fingerprint, self.prelude, chunk.ids, self.salt)
+        return chunk_key(self.fingerprint, self.prelude, chunk.ids, self.salt, codec=self.codec, adapter=self.adapter)
 
 
 def encode_chunks(

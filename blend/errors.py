@@ -4,12 +4,15 @@ from rope.errors import KVBlendError, UnsupportedRotation
 
 __all__ = [
     "BudgetError",
+    "CorruptEntry",
     "ForeignKV",
     "KVBlendError",
     "ModelNotFound",
     "PromptError",
     "PromptTooLong",
     "SelfCheckFailed",
+    "StoreError",
+    "StoreUnavailable",
     "UnsupportedModel",
     "UnsupportedRotation",
 ]
@@ -41,3 +44,15 @@ class BudgetError(KVBlendError, ValueError):
 
 class ForeignKV(KVBlendError):
     """Cached KV that another model, dtype, tokenizer or rotation produced."""
+
+
+class StoreError(KVBlendError):
+    """A store that cannot be opened or used as asked; the message gives the way out."""
+
+
+class StoreUnavailable(StoreError):
+    """The server or folder behind a store does not answer. Requests go on: every look-up there is a miss."""
+
+
+class CorruptEntry(StoreError):
+    """A stored entry whose bytes are not what was written: flipped, cut off, or another entry's. It is never used."""

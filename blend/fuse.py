@@ -96,7 +96,7 @@ def prefill(setup: Setup, prompt: Prompt, why: str, decode: Decode | None = None
         own = tuple((keys[0], values[0]) for keys, values in layers)
     ttft = clock.total
     if remember and setup.remembers(len(prompt)):
-        setup.prefix.insert(prompt.ids, own)
+        setup.prefix.insert(prompt.ids, own, extra=setup.salt)
     fresh = len(prompt) - rows
     states: list[RowState] = ["exact"] * rows
     states += ["fresh"] * fresh

@@ -8,21 +8,33 @@ from collections.abc import Sequence
 
 __all__ = ["FORMAT_VERSION", "chunk_key"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever the meaning of stored KV changes; old entries then simply miss."""
 
 
-def chunk_key(fingerprint: str, prelude: Sequence[int], ids: Sequence[int], salt: str = "") -> str:
-    """sha256 (hex) over format version, model fingerprint, tenant salt, prelude tokens and chunk tokens.
+def chunk_key(
+    fingerprint: str,
+    prelude: Sequence[int],
+    ids: Sequence[int],
+    salt: str = "",
+    *,
+    codec: str = "none",
+    adapter: str = "",
+) -> str:
+    """sha256 (hex) over everything that stored chunk KV depends on, and the format version.
 
     Args:
         fingerprint: of model, dtype, tokenizer and rotation.
         prelude: token ids that the chunk is encoded behind.
         ids: the chunk's token ids.
         salt: separates tenants; set by the server side, never by a prompt.
+        codec: name of the codec that the KV goes through on its way in and out; KV that lost digits is not the KV
+            that lost none.
+        adapter: id of the adapter (LoRA) that the model runs with; "" for none.
     """
+    texts = (str(FORMAT_VERSION), fingerprint, salt, codec, adapter)
     state = hashlib.sha256()
-    for part in (str(FORMAT_VERSION).encode(), fingerprint.encode(), salt.encode(), _pack(prelude), _pack(ids)):
+    for part in (*(text.encode() for text in texts), _pack(prelude), _pack(ids)):
         # Length first, so that no two lists of parts give the same bytes.
         state.update(len(part).to_bytes(8, "little") + part)
     return state.hexdigest()

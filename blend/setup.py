@@ -40,6 +40,7 @@ class Setup:
         bos: the tokenizer's BOS ids, for ``prelude="bos"``.
         salt: tenant salt.
         batch_rows: rows per encoding pass.
+        adapter: id of the adapter that the model runs with.
     """
 
     view: ModelView
@@ -50,18 +51,19 @@ class Setup:
     bos: tuple[int, ...] = ()
     salt: str = ""
     batch_rows: int = 1024
+    adapter: str = ""
 
     def plan(self, system: tuple[int, ...]) -> EncodePlan:
         """How the chunks of a prompt with this system part are encoded and named."""
         prelude = {"none": (), "bos": self.bos, "system": system}[self.prelude]
-        return EncodePlan(prelude, self.fingerprint, self.salt, self.batch_rows)
+        return EncodePlan(prelude, self.fingerprint, self.salt, self.batch_rows, self.store.codec, self.adapter)
 
     def longest_prefix(self, prompt: Prompt) -> PrefixHit | None:
         """The longest exact prefix known, short of the last row.
 
         None where :meth:`remembers` says that no prefix can be exact.
         """
-        return self.prefix.match(prompt.ids[:-1]) if self.remembers(len(prompt)) else None
+        return self.prefix.match(prompt.ids[:-1], extra=self.salt) if self.remembers(len(prompt)) else None
 
     def remembers(self, rows: int) -> bool:
         """Whether the KV of a pass of ``rows`` rows may be taken from the prefix cache, and go into it.
@@ -88,10 +90,10 @@ class Setup:
         """Exact KV of the prelude, computed once; also the first rows of every prompt that starts with it."""
         if not prelude or not self.remembers(len(prelude)):
             return None
-        hit = self.prefix.match(prelude)
+        hit = self.prefix.match(prelude, extra=self.salt)
         if hit is not None and hit.rows == len(prelude):
             return hit.layers
         _, layers = self.view.prefill(torch.tensor([prelude]))
         own = tuple((keys[0], values[0]) for keys, values in layers)
-        self.prefix.insert(prelude, own)
+        self.prefix.insert(prelude, own, extra=self.salt)
         return own

@@ -112,8 +112,8 @@ def test_parts_do_not_run_into_each_other(a, b):
 
 def test_keys_stay_the_same_over_versions():
     """Stores outlive processes. Raise FORMAT_VERSION when this must change."""
-    assert FORMAT_VERSION == 1
+    assert FORMAT_VERSION == 2
     assert (
-        chunk_key("model", (1, 2), (3, 4, 70_000), "tenant")
-        == "03b02bd01f219b4ff8cc118e028e2bb68592880af797d91b3ef45dc138ec8dca"
+        chunk_key("model", (1, 2), (3, 4, 70_000), "tenant", codec="int8", adapter="lora-1")
+        == "c5cef4818f923f808959a7c7a3b1074588b80b2161148267ebdc113508303700"
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from blend import BudgetError
-from blend.prefix import LinearPrefixCache, PrefixCache, PrefixHit
+from blend.prefix import LinearPrefixCache, PrefixHit
 from blend.testing.prefix import PrefixCacheTests, exact_kv
 
 
@@ -20,40 +21,32 @@ def test_a_cache_without_room_is_refused(limit):
         LinearPrefixCache(limit)
 
 
-class LastOnly(PrefixCache):
-    """Remembers the last sequence alone."""
+class LastOnly(LinearPrefixCache):
+    """Forgets all but the last sequence."""
 
-    known = ()
-
-    def match(self, ids):
-        rows = 0
-        while rows < min(len(ids), len(self.known)) and ids[rows] == self.known[rows]:
-            rows += 1
-        return PrefixHit(rows, exact_kv(self.known[:rows])) if rows else None
-
-    def insert(self, ids, layers):
-        self.known = tuple(ids)
-
-    def check(self):
-        pass
+    def insert(self, ids, layers, *, extra=""):
+        self._entries.clear()
+        return super().insert(ids, layers, extra=extra)
 
 
 class AnyPlace(LastOnly):
     """Finds the tokens wherever they stand."""
 
-    def match(self, ids):
-        for start in range(len(self.known)):
-            if tuple(ids) == self.known[start : start + len(ids)] and ids:
-                return PrefixHit(len(ids), exact_kv(self.known[: len(ids)]))
-        return super().match(ids)
+    def match(self, ids, **options):
+        for _, known in self._entries:
+            known = tuple(np.frombuffer(known, dtype=np.int64))
+            for start in range(len(known)):
+                if tuple(ids) == known[start : start + len(ids)] and ids:
+                    return PrefixHit(len(ids), lambda known=known: exact_kv(known[: len(ids)]))
+        return super().match(ids, **options)
 
 
 class WrongRows(LastOnly):
     """Hands out the KV of the end of what it knows."""
 
-    def match(self, ids):
-        hit = super().match(ids)
-        return hit and PrefixHit(hit.rows, tuple((k + 1, v) for k, v in hit.layers))
+    def match(self, ids, **options):
+        hit = super().match(ids, **options)
+        return hit and PrefixHit(hit.rows, lambda: tuple((k + 1, v) for k, v in hit.layers))
 
 
 @pytest.mark.parametrize(
