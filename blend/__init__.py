@@ -1,15 +1,18 @@
 """kvblend: answers from fused chunk KV, wherever the chunks stand in the prompt."""
 
-from blend.chunk import Chunk, ChunkKV
+from blend.chunk import Chunk, ChunkKV, Retention
 from blend.engine import Blender, Encoded
 from blend.errors import (
     BudgetError,
+    CorruptEntry,
     ForeignKV,
     KVBlendError,
     ModelNotFound,
     PromptError,
     PromptTooLong,
     SelfCheckFailed,
+    StoreError,
+    StoreUnavailable,
     UnsupportedModel,
     UnsupportedRotation,
 )
@@ -25,7 +28,7 @@ from blend.selectors import (
     Random,
     Selector,
 )
-from blend.stores import MemoryStore, Store
+from blend.stores import DiskStore, FsspecStore, MemoryStore, RedisStore, Store, TieredStore, open_store
 
 __all__ = [
     "Answer",
@@ -34,9 +37,12 @@ __all__ = [
     "Chunk",
     "ChunkKV",
     "ChunkReport",
+    "CorruptEntry",
+    "DiskStore",
     "Encoded",
     "FirstK",
     "ForeignKV",
+    "FsspecStore",
     "FullRecompute",
     "FullReuse",
     "Fusion",
@@ -49,10 +55,16 @@ __all__ = [
     "PromptTooLong",
     "QueryAttention",
     "Random",
+    "RedisStore",
     "Report",
+    "Retention",
     "Selector",
     "SelfCheckFailed",
     "Store",
+    "StoreError",
+    "StoreUnavailable",
+    "TieredStore",
     "UnsupportedModel",
     "UnsupportedRotation",
+    "open_store",
 ]

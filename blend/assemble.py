@@ -5,19 +5,35 @@ Every row is copied once and turned once, from the stored original, so nothing d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from blend.chunk import ChunkKV, KVLayers
+from blend.errors import CorruptEntry
+from blend.filling import LayerFilling
 from blend.hf.fusion_cache import FusionCache
 from blend.hf.view import ModelView
 from blend.layout import Layout, Piece
 from rope import Move, Rope
 from rope.rotation import turn_, turn_name
 
-__all__ = ["assemble"]
+__all__ = ["LostChunk", "assemble"]
+
+_Pair = tuple[Tensor, Tensor]
+
+
+class LostChunk(Exception):
+    """A chunk's stored KV turned out to be damaged, or gone, while its layers were read.
+
+    Attributes:
+        index: the chunk's place in the prompt.
+    """
+
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(why)
+        self.index = index
 
 
 def assemble(
@@ -26,25 +42,41 @@ def assemble(
     chunks: Sequence[ChunkKV | None],
     prefix: KVLayers | None = None,
     fused: KVLayers | None = None,
-) -> FusionCache:
+    *,
+    beside: bool = False,
+) -> tuple[FusionCache, LayerFilling]:
     """Copies and moves the KV of all pieces; rows that are computed fresh stay zero.
 
     Args:
         chunks: KV of the prompt's chunks, in prompt order.
         prefix: exact KV of the first rows (for pieces of origin ``prefix``).
         fused: KV of an earlier fused context (for pieces of origin ``fused``).
+        beside: fill on a thread, while the pass runs; close the filling when the pass is over.
 
     Raises:
         UnsupportedRotation: an angle table cannot serve the prompt's length.
+        LostChunk: a chunk's layers cannot be read; with ``beside``, the pass raises it.
     """
     sources = [_source(piece, chunks, prefix, fused) for piece in layout.pieces]
-    templates = next(source for source in sources if source is not None)
-    layers = []
-    for index, (keys, values) in enumerate(templates):
-        pair = (_gather(layout, sources, index, 0, keys), _gather(layout, sources, index, 1, values))
-        layers.append(pair)
-    _move_chunks(view.rope, layout, chunks, layers)
-    return FusionCache([(keys[None], values[None]) for keys, values in layers], layout.rows)
+    layers = [
+        (keys_HnD.new_empty(keys_HnD.shape[0], layout.rows, keys_HnD.shape[2]),
+         values_HnD.new_empty(values_HnD.shape[0], layout.rows, values_HnD.shape[2]))
+        for keys_HnD, values_HnD in view.kv_like
+    ]  # fmt: skip
+    move_ = _mover(view.rope, layout, chunks, view.device)
+
+    def fill(index: int) -> None:
+        _gather(layout, [_read(piece, source, index) for piece, source in zip(layout.pieces, sources, strict=True)],
+                layers[index])  # fmt: skip
+        move_(index, layers[index])
+
+    filling = LayerFilling(fill, len(layers))
+    cache = FusionCache([(keys[None], values[None]) for keys, values in layers], layout.rows, filling)
+    if beside:
+        filling.start()
+    else:
+        filling.run()
+    return cache, filling
 
 
 def _source(
@@ -56,32 +88,47 @@ def _source(
     return {"prefix": prefix, "fused": fused, "fresh": None}[piece.origin]
 
 
-def _gather(layout: Layout, sources: Sequence[KVLayers | None], layer: int, slot: int, like_HnD: Tensor) -> Tensor:
-    """One layer's keys (slot 0) or values (slot 1) of all rows, ``[H, T, D]``."""
-    out_HTD = like_HnD.new_empty(like_HnD.shape[0], layout.rows, like_HnD.shape[-1])
-    for piece, source in zip(layout.pieces, sources, strict=True):
+def _read(piece: Piece, source: KVLayers | None, layer: int) -> _Pair | None:
+    """One layer of a piece's source; this is where a slow store is read."""
+    if source is None:
+        return None
+    try:
+        return source[layer]
+    except CorruptEntry as error:
+        if piece.chunk is None:
+            raise
+        raise LostChunk(piece.chunk, str(error)) from error
+
+
+def _gather(layout: Layout, pairs: Sequence[_Pair | None], out: _Pair) -> None:
+    """Copies the rows of all pieces into one layer's keys and values, ``[H, T, D]``."""
+    for piece, pair in zip(layout.pieces, pairs, strict=True):
         rows = slice(piece.start, piece.stop)
-        if source is None:
-            out_HTD[:, rows] = 0
-        else:
-            first = piece.skip if piece.origin == "chunk" else piece.start
-            out_HTD[:, rows] = source[layer][slot][:, first : first + piece.stop - piece.start]
-    return out_HTD
+        first = piece.skip if piece.origin == "chunk" else piece.start
+        for slot in (0, 1):
+            if pair is None:
+                out[slot][:, rows] = 0
+            else:
+                out[slot][:, rows] = pair[slot][:, first : first + piece.stop - piece.start]
 
 
-def _move_chunks(
-    rope: Rope, layout: Layout, chunks: Sequence[ChunkKV | None], layers: Sequence[tuple[Tensor, Tensor]]
-) -> None:
-    """Turns the chunks' rows in place, all chunks of a layer at once."""
+def _mover(
+    rope: Rope, layout: Layout, chunks: Sequence[ChunkKV | None], device: torch.device
+) -> Callable[[int, _Pair], None]:
+    """Turns one layer's chunk rows in place, all chunks at once."""
     pieces = [piece for piece in layout.pieces if piece.origin == "chunk"]
     if not pieces:
-        return
+        return lambda index, pair: None
     rows = slice(pieces[0].start, pieces[-1].stop)  # chunks stand side by side
-    turns = rope.turns(_chunk_moves(pieces, chunks, layout.rows, layers[0][0].device))
-    for rotation, (keys, values) in zip(rope.layers, layers, strict=True):
+    turns = rope.turns(_chunk_moves(pieces, chunks, layout.rows, device))
+
+    def move_(index: int, pair: _Pair) -> None:
+        rotation = rope.layers[index]
         if rotation is not None:
-            moved = keys if rotation.slot == "key" else values
+            moved = pair[0] if rotation.slot == "key" else pair[1]
             turn_(moved[:, rows], rotation, turns[turn_name(rotation.table, rotation.sign)])
+
+    return move_
 
 
 def _chunk_moves(pieces: Sequence[Piece], chunks: Sequence[ChunkKV | None], total: int, device: torch.device) -> Move:

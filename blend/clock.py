@@ -45,6 +45,12 @@ class Clock:
         self.seconds[first] = self.seconds[stage] - rest
         self.seconds[stage] = rest
 
+    def shift(self, stage: str, other: str, seconds: float) -> None:
+        """Books ``seconds`` of ``stage`` under ``other`` instead."""
+        if seconds > 0.0:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) - seconds
+            self.seconds[other] = self.seconds.get(other, 0.0) + seconds
+
     @property
     def total(self) -> float:
         """Seconds since the clock was made."""

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from blend.chunk import Chunk, ChunkKV, KVLayers
+from blend.chunk import Chunk, ChunkKV, KVLayers, Retention
+from blend.clock import Clock
 from blend.errors import PromptTooLong
 from blend.hf.view import ModelView
 from blend.keys import chunk_key
@@ -84,11 +85,14 @@ def _encode_batch(
     ids_BT = torch.zeros(len(batch), width, dtype=torch.int64)
     for row, chunk in enumerate(batch):
         ids_BT[row, : len(head) + len(chunk)] = torch.tensor([*head, *chunk.ids])
+    began = Clock.now(view.device)
     _, layers = view.prefill(ids_BT, prelude_kv)
+    row_seconds = (Clock.now(view.device) - began) / sum(map(len, batch))
     base = len(plan.prelude)
     for row, chunk in enumerate(batch):
         stop = base + len(chunk)
         own = tuple((keys[row, :, base:stop].clone(), values[row, :, base:stop].clone()) for keys, values in layers)
+        cost = Retention(cost=row_seconds * len(chunk))
         # The RoPE regime was chosen by the longest row of the pass, padding included.
         length = base + width - len(head)
-        yield ChunkKV(plan.key(chunk), plan.fingerprint, chunk.ids, plan.prelude, length, own)
+        yield ChunkKV(plan.key(chunk), plan.fingerprint, chunk.ids, plan.prelude, length, own, cost)

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from blend.admission import accept, admit, admit_chunk, admit_ids, default_selector
+from blend.admission import accept, admit, default_selector
 from blend.check import quick_check
-from blend.chunk import Chunk, ChunkKV
-from blend.errors import ForeignKV, PromptError, UnsupportedRotation
+from blend.chunk import Chunk
+from blend.errors import PromptError, UnsupportedRotation
 from blend.fuse import fuse, prefill
 from blend.fusion import Answer, Fusion
 from blend.hf.generate import generate, stream
 from blend.hf.load import load
 from blend.hf.view import ModelView
-from blend.prefix import LinearPrefixCache, PrefixCache
-from blend.progress import track
+from blend.library import Encoded, Library
+from blend.loading import Loading
+from blend.prefix import PrefixCache, RadixPrefixCache
 from blend.prompt import Prompt
 from blend.selectors import Selector
-from blend.setup import Prelude, Setup
-from blend.stores import MemoryStore, Store
+from blend.setup import OnMiss, Prelude, Setup
+from blend.stores import MemoryStore, Store, open_store
 from blend.text import DEFAULT_SYSTEM, PromptText, tokenizer_digest
 
 __all__ = ["Blender", "Encoded"]
 
 
-class Encoded(NamedTuple):
-    """What :meth:`Blender.encode` did: chunks encoded now, chunks that were there, rows and bytes added."""
-
-    encoded: int
-    reused: int
-    rows: int
-    nbytes: int
-
-
-class Blender:
+class Blender(Library):
     """A model that reuses the KV of passages wherever they stand in a prompt.
 
     ::
@@ -54,12 +50,21 @@ class Blender:
         tokenizer: its tokenizer; None if prompts are built from ids.
         selector: which reused rows are computed again; by default the 15 % that the question attends to most, or,
             where a model's attention cannot be watched, the first rows of each chunk.
-        store: where chunk KV is kept; memory by default.
+        store: where chunk KV is kept: a store, or what :func:`blend.open_store` opens (``"file:///kv?limit=100GiB"``);
+            memory by default.
         prefix: the exact prefix cache.
         prelude: what chunks are encoded behind: ``system`` (the prompt's system part), ``bos``, or ``none``.
         system: default instructions of :meth:`prompt` and :meth:`encode`.
         chat: use the chat template; None where there is one.
         salt: separates tenants that share a store; set by the server, never from a prompt.
+        adapter: id of the adapter (LoRA) that the model runs with.
+        on_miss: ``encode`` missing chunks and fuse; or ``prefill`` the prompt at once and encode them when no request
+            is under way.
+        loading: ``adapt`` raises the recompute ratio to what hides reading chunks from a slow store, and encodes those
+            that are slower to read than to encode; ``plain`` only reports both.
+        bypass: prefill in full where fusing with the default selector has turned out to be slower.
+        jitter: up to so many seconds, at random, are added to each answer's first token, against tenants that tell
+            each other's hits by their timing.
         check: prove a short fusion against full prefill now.
 
     Raises:
@@ -73,16 +78,24 @@ class Blender:
         tokenizer: Any = None,
         *,
         selector: Selector | None = None,
-        store: Store | None = None,
+        store: Store | str | os.PathLike[str] | Sequence[str] | None = None,
         prefix: PrefixCache | None = None,
         prelude: Prelude = "system",
         system: str = DEFAULT_SYSTEM,
         chat: bool | None = None,
         salt: str = "",
+        adapter: str = "",
+        on_miss: OnMiss = "encode",
+        loading: Loading = "plain",
+        bypass: bool = True,
+        jitter: float = 0.0,
         check: bool = True,
     ) -> None:
-        if prelude not in ("none", "bos", "system"):
-            raise PromptError(f"prelude is {prelude!r}: choose 'system', 'bos' or 'none'")
+        _require("on_miss", on_miss, ("encode", "prefill"))
+        _require("loading", loading, ("plain", "adapt"))
+        if jitter < 0:
+            raise PromptError(f"jitter is {jitter} seconds: it must be 0 or more")
+        _require("prelude", prelude, ("system", "bos", "none"))
         self.tokenizer = tokenizer
         self.text = PromptText(tokenizer, chat) if tokenizer is not None else None
         bos = self.text.bos() if self.text else ()
@@ -100,8 +113,19 @@ class Blender:
             raise
         identity = hashlib.sha256(f"{self.view.fingerprint}{tokenizer_digest(tokenizer)}".encode()).hexdigest()
         self.setup = Setup(
-            self.view, store or MemoryStore(), prefix or LinearPrefixCache(), identity, prelude, bos, salt
+            self.view,
+            _store(store),
+            RadixPrefixCache() if prefix is None else prefix,
+            identity,
+            prelude,
+            bos,
+            salt,
+            adapter=adapter,
+            on_miss=on_miss,
+            loading=loading,
         )
+        self._bypass, self._jitter = bypass, jitter
+        self._owns, self._opened = True, not isinstance(store, Store)
 
     @classmethod
     def from_pretrained(
@@ -146,58 +170,6 @@ class Blender:
         """
         return self._text().prompt(question, passages, self.system if system is None else system)
 
-    def chunk(self, text: str, name: str = "") -> Chunk:
-        """A passage as a chunk."""
-        return self._text().chunk(text, name)
-
-    # --- encoding ---------------------------------------------------------------------------------
-
-    def encode(
-        self, chunks: Iterable[Chunk | str], *, system: str | tuple[int, ...] | None = None, progress: bool = False
-    ) -> Encoded:
-        """Computes and stores the KV of chunks that are not in the store yet.
-
-        Every finished batch is in the store; after an interruption a second call does the rest only.
-
-        Args:
-            chunks: chunks or texts; duplicates are encoded once.
-            system: the system part that they will stand behind, as text or ids; None for the default.
-            progress: show a bar.
-
-        Raises:
-            PromptTooLong: a chunk that does not fit the model, before anything is encoded.
-        """
-        self.view.require_ready()
-        wanted = list(dict.fromkeys(c if isinstance(c, Chunk) else self.chunk(c) for c in chunks))
-        ids = system if isinstance(system, tuple) else self._system_ids(system)
-        admit_ids(self.view, ids)
-        for chunk in wanted:
-            admit_chunk(self.view, self.tokenizer, chunk)
-        known = self.setup.fetch(wanted, ids)
-        missing = [chunk for chunk in wanted if chunk not in known]
-        rows = nbytes = 0
-        done = self.setup.encode(missing, ids) if missing else iter(())
-        for kv in track(done, total=len(missing), label="encoding", show=progress):
-            rows += len(kv.ids)
-            nbytes += kv.nbytes
-        return Encoded(len(missing), len(wanted) - len(missing), rows, nbytes)
-
-    def add(self, kvs: Iterable[ChunkKV]) -> None:
-        """Puts chunk KV that was computed elsewhere into the store.
-
-        Raises:
-            ForeignKV: one of them comes from another model, dtype or tokenizer; then none is stored.
-        """
-        kvs = list(kvs)
-        for kv in kvs:
-            if kv.fingerprint != self.setup.fingerprint:
-                raise ForeignKV(
-                    f"the KV of a chunk of {len(kv.ids)} tokens was made by {kv.fingerprint[:12]}, and this Blender is "
-                    f"{self.setup.fingerprint[:12]}: model, dtype or tokenizer differ; encode the chunk here instead"
-                )
-        for kv in kvs:
-            self.store.put(kv)
-
     # --- answering --------------------------------------------------------------------------------
 
     def fuse(self, prompt: Prompt, *, selector: Selector | None = None, past: Fusion | None = None) -> Fusion:
@@ -217,12 +189,20 @@ class Blender:
             UnsupportedModel: the selector needs what this model cannot show.
         """
         admit(self.view, self.tokenizer, prompt)
-        chosen = selector or self.selector
-        accept(self.view, chosen)
+        accept(self.view, selector or self.selector)
+        with self.setup.afterwards.request():
+            fusion = self._fuse(prompt, selector, past)
+        if self._jitter:
+            time.sleep(random.SystemRandom().uniform(0.0, self._jitter))
+        return fusion
+
+    def _fuse(self, prompt: Prompt, selector: Selector | None, past: Fusion | None) -> Fusion:
         if not prompt.chunks and past is None:
             return prefill(self.setup, prompt, "the prompt has no chunks", self._decode)
+        # Who names a selector wants to see that selector's work.
+        bypass = self._bypass and selector is None
         try:
-            return fuse(self.setup, prompt, chosen, past, self._decode)
+            return fuse(self.setup, prompt, selector or self.selector, past, self._decode, bypass)
         except UnsupportedRotation as error:
             return prefill(self.setup, prompt, str(error), self._decode)
 
@@ -233,7 +213,8 @@ class Blender:
             remember: keep the KV of this prompt in the prefix cache.
         """
         admit(self.view, self.tokenizer, prompt)
-        return prefill(self.setup, prompt, "asked for", self._decode, remember)
+        with self.setup.afterwards.request():
+            return prefill(self.setup, prompt, "asked for", self._decode, remember)
 
     def generate(
         self, prompt: Prompt | Fusion, *, selector: Selector | None = None, past: Fusion | None = None, **options: Any
@@ -244,8 +225,9 @@ class Blender:
             prompt: a prompt, or a fusion made before.
             options: keyword arguments of ``model.generate``.
         """
-        fusion = prompt if isinstance(prompt, Fusion) else self.fuse(prompt, selector=selector, past=past)
-        output = generate(self.view, self.tokenizer, fusion.prompt.ids, fusion.layers, options)
+        with self.setup.afterwards.request():
+            fusion = prompt if isinstance(prompt, Fusion) else self.fuse(prompt, selector=selector, past=past)
+            output = generate(self.view, self.tokenizer, fusion.prompt.ids, fusion.layers, options)
         sequences = getattr(output, "sequences", output)
         new = sequences[:, len(fusion.prompt) :]
         texts = tuple(self.tokenizer.batch_decode(new, skip_special_tokens=True)) if self.tokenizer else ()
@@ -261,7 +243,11 @@ class Blender:
         """
         self._text()
         fusion = prompt if isinstance(prompt, Fusion) else self.fuse(prompt, selector=selector, past=past)
-        return stream(self.view, self.tokenizer, fusion.prompt.ids, fusion.layers, options)
+        return self._stream(fusion, options)
+
+    def _stream(self, fusion: Fusion, options: dict[str, Any]) -> Iterator[str]:
+        with self.setup.afterwards.request():
+            yield from stream(self.view, self.tokenizer, fusion.prompt.ids, fusion.layers, options)
 
     def follow_up(self, answer: Answer, question: str, **options: Any) -> Answer:
         """Another turn on the same fused context, whose KV is taken over as it is.
@@ -278,9 +264,31 @@ class Blender:
 
     # --- life -------------------------------------------------------------------------------------
 
+    def tenant(self, salt: str) -> Blender:
+        """The same model and stores for another tenant: nothing that one encodes is ever a hit for the other.
+
+        Args:
+            salt: names the tenant; set by the server, never from a prompt.
+        """
+        other = copy.copy(self)
+        other.setup = replace(self.setup, salt=salt)
+        other._owns = False
+        return other
+
+    def drain(self) -> None:
+        """Returns when chunks that prefilled requests have missed are encoded."""
+        self.setup.afterwards.drain()
+
     def close(self) -> None:
-        """Takes hooks and attention off the model again."""
-        self.view.close()
+        """Encodes what is left to encode afterwards, and takes hooks and attention off the model again.
+
+        A store that the Blender has opened is closed too. A tenant's Blender leaves all this to the one it came from.
+        """
+        if self._owns:
+            self.setup.afterwards.close()
+            self.view.close()
+            if self._opened:
+                self.setup.store.close()
 
     def __enter__(self) -> Blender:
         return self
@@ -290,15 +298,14 @@ class Blender:
 
     # --- helpers ----------------------------------------------------------------------------------
 
-    def _text(self) -> PromptText:
-        if self.text is None:
-            raise PromptError(
-                "this Blender has no tokenizer: build Prompt and Chunk from token ids, or pass tokenizer="
-            )
-        return self.text
-
-    def _system_ids(self, system: str | None) -> tuple[int, ...]:
-        return self._text().system_ids(self.system if system is None else system)
-
     def _decode(self, token: int) -> str:
         return str(self.tokenizer.decode([token])) if self.tokenizer is not None else f"{token} "
+
+
+def _store(store: Store | str | os.PathLike[str] | Sequence[str] | None) -> Store:
+    return MemoryStore() if store is None else open_store(store)
+
+
+def _require(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise PromptError(f"{name} is {value!r}: choose {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}")

@@ -1,203 +1,243 @@
 """The algorithm, top to bottom: from a prompt to the KV of all its rows and the logits of the last one.
 
 1. longest exact prefix first, then every chunk's KV from the store;
-2. encode what is missing and put it back;
-3. lay out the prompt and move every chunk's keys to its new place;
+2. encode what is missing and put it back (or answer from a plain prefill now, and encode afterwards);
+3. lay out the prompt and move every chunk's keys to its new place, layer by layer while the pass runs where they have
+   to be read from somewhere slow;
 4. choose rows and compute them again, together with the question;
 5. hand over, with a report of what was done and why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from blend.assemble import assemble
+from blend.account import Decode, fused_report, prefilled_report
+from blend.assemble import LostChunk, assemble
 from blend.chunk import Chunk, ChunkKV, kv_bytes
 from blend.clock import Clock
+from blend.filling import LayerFilling
 from blend.fusion import Fusion
+from blend.hf.fusion_cache import FusionCache
 from blend.layout import Layout, lay_out
+from blend.loading import LoadPlan, LoadReport, stored_bytes, with_ratio
+from blend.prefix import PrefixHit
 from blend.prompt import Prompt
-from blend.repair import Charge, Repaired, repair
-from blend.report import ChunkReport, ChunkSource, Report, RowState
+from blend.repair import repair
 from blend.selectors import Selector
 from blend.setup import Found, Setup
 
 __all__ = ["fuse", "prefill"]
 
-Decode = Callable[[int], str]
+_BYPASS_ROWS = 256  # below that a prompt takes milliseconds either way
 
-# Behind a past, transformers builds a mask and repeats the keys of grouped heads, which a prefill from row 0 need not;
-# on the CPU that costs about as much as an eighth of the rows.
-_SHORT = 8
+
+@dataclass
+class _Request:
+    """One request on its way: what was asked, and what is known so far."""
+
+    setup: Setup
+    prompt: Prompt
+    selector: Selector
+    past: Fusion | None
+    decode: Decode | None
+    clock: Clock
+    unusable: dict[Chunk, str] = field(default_factory=dict)  # stored chunks that are not to be read, and why
+    prefix: PrefixHit | None = None
+    found: dict[Chunk, Found] = field(default_factory=dict)
+    wanted: tuple[Chunk, ...] = ()
+
+    @property
+    def covered(self) -> tuple[int, int]:
+        """Rows of the longest exact prefix, and of the earlier fused context."""
+        context = _common(self.prompt.ids, self.past.prompt.ids) if self.past else 0
+        return self.prefix.rows if self.prefix else 0, context
+
+    @property
+    def missing(self) -> list[Chunk]:
+        """Chunks without KV."""
+        return [chunk for chunk in self.wanted if chunk not in self.found]
 
 
 def fuse(
-    setup: Setup, prompt: Prompt, selector: Selector, past: Fusion | None = None, decode: Decode | None = None
+    setup: Setup,
+    prompt: Prompt,
+    selector: Selector,
+    past: Fusion | None = None,
+    decode: Decode | None = None,
+    bypass: bool = False,
 ) -> Fusion:
     """Fuses a prompt; one without chunks, and without a known beginning, is prefilled.
 
     Args:
         past: an earlier fusion; rows of its longest common prefix with ``prompt`` are taken over as they are.
         decode: token id to text, for the report.
+        bypass: prefill where that has turned out to be faster.
 
     Raises:
         UnsupportedRotation: the prompt's length is beyond what the model's keys can be moved to.
     """
     rope = setup.view.rope
     rope.admit(len(prompt))
-    clock = Clock(setup.view.device)
+    past = past if past and rope.same_angles(len(past.prompt), len(prompt)) else None
+    request = _Request(setup, prompt, selector, past, decode, Clock(setup.view.device))
+    while True:
+        try:
+            return _fuse(request, bypass)
+        except LostChunk as lost:
+            # Each round takes one more chunk off the store, so this ends.
+            chunk = prompt.chunks[lost.index]
+            request.unusable[chunk] = "damaged in the store: encoded again"
+            setup.drop(chunk, prompt.system)
+
+
+def _fuse(request: _Request, bypass: bool) -> Fusion:
+    setup, prompt, clock = request.setup, request.prompt, request.clock
     with clock("lookup"):
-        prefix = setup.longest_prefix(prompt)
-        past = past if past and rope.same_angles(len(past.prompt), len(prompt)) else None
-        covered = (prefix.rows if prefix else 0, _common(prompt.ids, past.prompt.ids) if past else 0)
-        if not prompt.chunks and not any(covered):
-            return prefill(setup, prompt, "no chunks, and nothing known that the prompt starts with", decode)
-        places = zip(prompt.starts, prompt.chunks, strict=True)
-        wanted = [chunk for start, chunk in places if start + len(chunk) > max(covered)]
-        stored = setup.fetch(wanted, prompt.system)
+        plan = _look_up(request)
+    if why := _better_prefilled(request, plan, bypass):
+        missed = "not in the store: encoded afterwards" if request.missing else "in the store, but not used"
+        return prefill(setup, prompt, why, request.decode, missed=missed, clock=clock)
     with clock("encode"):
-        missing = list(dict.fromkeys(chunk for chunk in wanted if chunk not in stored))
-        encoded = {Chunk(kv.ids): kv for kv in setup.encode(missing, prompt.system)} if missing else {}
-        found = [_found(chunk, stored, encoded) for chunk in prompt.chunks]
-        if missing:
-            # Encoding has computed the prelude; a miss then goes on exactly as a hit does.
-            prefix = setup.longest_prefix(prompt)
-            covered = (prefix.rows if prefix else 0, covered[1])
+        _encode_missing(request)
     with clock("assemble"):
-        chunks = [item.kv if item else None for item in found]
-        layout = lay_out(prompt, *covered, chunks, rope.same_angles, past is not None and past.exact)
-        cache = assemble(setup.view, layout, chunks, prefix.layers if prefix else None, past.layers if past else None)
+        layout, cache, filling, ratio = _place(request, plan)
+        chosen = with_ratio(request.selector, ratio) if setup.loading == "adapt" else request.selector
         ids_1T = torch.tensor([prompt.ids], device=setup.view.device)
-    repaired = repair(setup.view, ids_1T, layout, cache, selector, clock)
-    report = _report(selector.name, prompt, layout, found, repaired, clock, kv_bytes(cache.kv), decode)
+    try:
+        repaired = repair(setup.view, ids_1T, layout, cache, chosen, clock, filling)
+    finally:
+        filling.close()
+    items = [request.found.get(chunk) for chunk in prompt.chunks]
+    load = _load_report(items, filling, ratio)
+    report = fused_report(chosen.name, prompt, layout, items, repaired, cache, clock, load, request.decode)
+    seconds = report.ttft - report.seconds.get("encode", 0.0)
+    setup.pace.note(("fuse", request.selector), _work(request), len(prompt), seconds)
     exact = all(piece.exact for piece in layout.pieces)
     return Fusion(prompt, repaired.logits, report, exact, cache.kv, setup.view)
 
 
-def prefill(setup: Setup, prompt: Prompt, why: str, decode: Decode | None = None, remember: bool = True) -> Fusion:
+def prefill(
+    setup: Setup,
+    prompt: Prompt,
+    why: str,
+    decode: Decode | None = None,
+    remember: bool = True,
+    missed: str = "computed by the plain prefill",
+    clock: Clock | None = None,
+) -> Fusion:
     """The plain, exact path: the longest known prefix is reused, the rest runs as transformers runs it.
 
     Args:
         why: goes into the report.
         remember: keep the prompt's KV for later prompts that start the same way.
+        missed: what the report says of chunks that no prefix covers.
+        clock: of a request that has begun already.
     """
-    view = setup.view
-    clock = Clock(view.device)
+    view, total = setup.view, len(prompt)
+    clock = clock or Clock(view.device)
     with clock("lookup"):
         hit = setup.longest_prefix(prompt)
         rows = hit.rows if hit else 0
-        if 0 < rows * _SHORT < len(prompt):
+        if rows and not _worthwhile(setup, rows, total):
             why = f"{why}; the known prefix of {rows} rows is too short to save anything"
             hit, rows = None, 0
     with clock("prefill"):
         logits, layers = view.prefill(torch.tensor([prompt.ids[rows:]]), hit.layers if hit else None)
         own = tuple((keys[0], values[0]) for keys, values in layers)
-    ttft = clock.total
-    if remember and setup.remembers(len(prompt)):
-        setup.prefix.insert(prompt.ids, own, extra=setup.salt)
-    fresh = len(prompt) - rows
-    states: list[RowState] = ["exact"] * rows
-    states += ["fresh"] * fresh
-    report = Report(
-        method="prefill",
-        rows=len(prompt),
-        prefix_rows=rows,
-        context_rows=0,
-        chunks=tuple(_prefilled_chunk(prompt, i, rows) for i in range(len(prompt.chunks))),
-        fallback=why,
-        rows_per_layer=(fresh,) * len(view.layers),
-        projected_per_layer=(0,) * len(view.layers),
-        probe_per_layer=(),
-        row_layers=float(fresh * len(view.layers)),
-        ideal_speedup=len(prompt) / fresh,
-        kv_bytes=kv_bytes(own),
-        seconds=dict(clock.seconds),
-        ttft=ttft,
-        states=tuple(states),
-        ids=prompt.ids,
-        decode=decode,
-    )
+    setup.pace.note("past" if rows else "full", total - rows, total, clock.seconds["prefill"])
+    report = prefilled_report(prompt, rows, len(view.layers), kv_bytes(own), why, clock, decode, missed)
+    if remember:
+        setup.remember(prompt.ids, own)
     return Fusion(prompt, logits[0], report, True, own, view)
 
 
-def _found(chunk: Chunk, stored: dict[Chunk, ChunkKV], encoded: dict[Chunk, ChunkKV]) -> Found | None:
-    if chunk in stored:
-        return Found(stored[chunk], False)
-    return Found(encoded[chunk], True) if chunk in encoded else None
+def _look_up(request: _Request) -> LoadPlan:
+    """The longest exact prefix, then what the store holds of the chunks beyond it and is worth reading."""
+    setup, prompt = request.setup, request.prompt
+    request.prefix = setup.longest_prefix(prompt)
+    places = zip(prompt.starts, prompt.chunks, strict=True)
+    beyond = (chunk for start, chunk in places if start + len(chunk) > max(request.covered))
+    request.wanted = tuple(dict.fromkeys(beyond))
+    stored = setup.fetch([chunk for chunk in request.wanted if chunk not in request.unusable], prompt.system)
+    read, total = setup.store.stats, len(prompt)
+    rate = read.bytes_read / read.read_seconds if read.read_seconds else None
+    plan = LoadPlan(setup.pace.seconds("full", total, total), rate)
+    if setup.loading == "adapt":
+        slow = [chunk for chunk, kv in stored.items() if plan.better_encoded(kv)]
+        request.unusable |= dict.fromkeys(slow, "reading it would take longer than encoding it: encoded again")
+    request.found = {
+        chunk: Found(kv, False, "found in the store") for chunk, kv in stored.items() if chunk not in request.unusable
+    }
+    return plan
+
+
+def _better_prefilled(request: _Request, plan: LoadPlan, bypass: bool) -> str | None:
+    """Why this request is answered by a plain prefill; None where it is fused. What is missing is encoded later."""
+    setup, prompt = request.setup, request.prompt
+    if not prompt.chunks and not any(request.covered):
+        return "no chunks, and nothing known that the prompt starts with"
+    if request.missing and setup.on_miss == "prefill":
+        setup.encode_afterwards(request.missing, prompt.system)
+        return f"{len(request.missing)} of {len(request.wanted)} chunks are not in the store"
+    if not bypass or len(prompt) < _BYPASS_ROWS:
+        return None
+    fused = setup.pace.seconds(("fuse", request.selector), _work(request), len(prompt))
+    if fused and plan.full_seconds and fused > plan.full_seconds:
+        return f"fusing takes about {fused:.3f} s here, and a full prefill {plan.full_seconds:.3f} s"
+    return None
+
+
+def _encode_missing(request: _Request) -> None:
+    missing, prompt = request.missing, request.prompt
+    if not missing:
+        return
+    for item in request.setup.encode(missing, prompt.system, stale=request.unusable):
+        chunk = Chunk(item.kv.ids)
+        request.found[chunk] = item._replace(why=request.unusable.get(chunk, item.why))
+    # Encoding has computed the prelude; a miss then goes on exactly as a hit does.
+    request.prefix = request.setup.longest_prefix(prompt)
+
+
+def _place(request: _Request, plan: LoadPlan) -> tuple[Layout, FusionCache, LayerFilling, float | None]:
+    """Lays out the prompt and moves what is reused; also the ratio that would hide the load."""
+    setup, prompt, past, prefix = request.setup, request.prompt, request.past, request.prefix
+    chunks: list[ChunkKV | None] = [item.kv if (item := request.found.get(chunk)) else None for chunk in prompt.chunks]
+    same_angles, lossless = setup.view.rope.same_angles, setup.lossless
+    layout = lay_out(
+        prompt, *request.covered, chunks, lambda a, b: lossless and same_angles(a, b), past is not None and past.exact
+    )
+    stored = [kv for kv in chunks if kv is not None and stored_bytes(kv)]
+    layers = prefix.layers if prefix else None, past.layers if past else None
+    cache, filling = assemble(setup.view, layout, chunks, *layers, beside=setup.overlap and bool(stored))
+    return layout, cache, filling, plan.hiding_ratio(stored)
+
+
+def _load_report(items: Sequence[Found | None], filling: LayerFilling, ratio: float | None) -> LoadReport:
+    nbytes = sum(stored_bytes(item.kv) for item in items if item)
+    return LoadReport(nbytes, filling.busy, filling.waited, ratio) if nbytes else LoadReport()
+
+
+def _work(request: _Request) -> float:
+    """Rows that fusing computes, roughly; its pace learns the rest."""
+    rows = len(request.prompt) - max(request.covered)
+    reused = sum(map(len, request.wanted))
+    return rows - reused + getattr(request.selector, "ratio", 0.15) * reused
+
+
+def _worthwhile(setup: Setup, rows: int, total: int) -> bool:
+    """Whether going on behind ``rows`` known rows is quicker than starting at row 0.
+
+    Behind a past, transformers builds a mask and repeats the keys of grouped heads, which a prefill from row 0 need
+    not. As long as this machine has not shown both, that counts for an eighth of the rows (measured on one CPU core).
+    """
+    full, behind = setup.pace.seconds("full", total, total), setup.pace.seconds("past", total - rows, total)
+    return rows * 8 >= total if full is None or behind is None else behind < full
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _report(
-    method: str,
-    prompt: Prompt,
-    layout: Layout,
-    found: Sequence[Found | None],
-    repaired: Repaired,
-    clock: Clock,
-    nbytes: int,
-    decode: Decode | None,
-) -> Report:
-    charge: Charge = repaired.charge
-    ttft = clock.total  # before anything that only the report needs
-    chosen = set(repaired.chosen.tolist())
-    states: list[RowState] = []
-    for piece in layout.pieces:
-        if piece.origin == "fresh":
-            states += ["fresh"] * (piece.stop - piece.start)
-        else:
-            kept: RowState = "exact" if piece.exact else "moved"
-            states += ["recomputed" if row in chosen else kept for row in range(piece.start, piece.stop)]
-    return Report(
-        method=method,
-        rows=layout.rows,
-        prefix_rows=sum(p.stop - p.start for p in layout.pieces if p.origin == "prefix"),
-        context_rows=sum(p.stop - p.start for p in layout.pieces if p.origin == "fused"),
-        chunks=tuple(_fused_chunk(prompt, i, layout, found[i], states) for i in range(len(prompt.chunks))),
-        fallback=None,
-        rows_per_layer=charge.rows_per_layer,
-        projected_per_layer=charge.projected_per_layer,
-        probe_per_layer=charge.probe_per_layer,
-        row_layers=charge.row_layers,
-        ideal_speedup=charge.ideal,
-        kv_bytes=nbytes,
-        seconds=dict(clock.seconds),
-        ttft=ttft,
-        states=tuple(states),
-        ids=prompt.ids,
-        decode=decode,
-    )
-
-
-def _fused_chunk(
-    prompt: Prompt, index: int, layout: Layout, found: Found | None, states: Sequence[RowState]
-) -> ChunkReport:
-    chunk, start = prompt.chunks[index], prompt.starts[index]
-    name = chunk.name or f"chunk {index + 1}"
-    stop = start + len(chunk)
-    piece = next((p for p in layout.pieces if p.chunk == index), None)
-    recomputed = sum(state == "recomputed" for state in states[start:stop])
-    if piece is None or found is None:
-        context = any(p.origin == "fused" and p.stop > start for p in layout.pieces)
-        why = "kept from the earlier fused context" if context else "inside the longest exact prefix"
-        return ChunkReport(name, start, len(chunk), "context" if context else "prefix", why, 0, 0, not context)
-    moved = start - found.kv.base
-    why = "not in the store: encoded now and kept" if found.encoded else "found in the store"
-    if piece.exact:
-        why += "; stands right behind its prelude"
-    source: ChunkSource = "miss" if found.encoded else "hit"
-    return ChunkReport(name, start, len(chunk), source, why, moved, recomputed, piece.exact)
-
-
-def _prefilled_chunk(prompt: Prompt, index: int, prefix_rows: int) -> ChunkReport:
-    chunk, start = prompt.chunks[index], prompt.starts[index]
-    inside = start + len(chunk) <= prefix_rows
-    why = "inside the longest exact prefix" if inside else "computed by the plain prefill"
-    return ChunkReport(
-        chunk.name or f"chunk {index + 1}", start, len(chunk), "prefix" if inside else "miss", why, 0, 0, True
-    )

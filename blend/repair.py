@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blend.clock import Clock
+from blend.filling import LayerFilling
 from blend.hf.fusion_cache import FusionCache
 from blend.hf.narrow import NarrowPass, PassOver
 from blend.hf.view import ModelView
@@ -44,21 +45,33 @@ class Repaired(NamedTuple):
 
 
 def repair(
-    view: ModelView, ids_1T: Tensor, layout: Layout, cache: FusionCache, selector: Selector, clock: Clock
+    view: ModelView,
+    ids_1T: Tensor,
+    layout: Layout,
+    cache: FusionCache,
+    selector: Selector,
+    clock: Clock,
+    filling: LayerFilling,
 ) -> Repaired:
     """Runs the question and the rows that ``selector`` chooses over the assembled cache, in place.
 
     Where nothing is stale and only the tail is fresh, that is plain prefix caching and the stock forward does it.
+
+    Args:
+        filling: of the cache; what a stage has waited for it is booked as ``load``.
     """
     if not layout.stale.numel() and layout.forced.numel() == layout.rows - layout.settled_rows:
-        return _go_on(view, ids_1T, layout, cache, clock)
+        return _go_on(view, ids_1T, layout, cache, clock, filling)
     chooser = _Chooser(layout, cache, selector, view.device)
     attention_T: Tensor | None = None
     probe_rows: tuple[int, ...] = ()
     if selector.wants == "question_attention" and chooser.stale.numel():
+        waited = filling.waited
         with clock("probe"):
             attention_T, probe_rows = _question_attention(view, ids_1T, layout, cache, selector)
+        clock.shift("probe", "load", filling.waited - waited)
     checks = selector.check_layers(len(view.layers)) if chooser.stale.numel() else ()
+    waited = filling.waited
     with clock("repair"):
         if checks:
             plan = view.narrow_pass(cache, rows_S=chooser.up_to_check(), checks=dict.fromkeys(checks, chooser.check))
@@ -66,18 +79,24 @@ def repair(
             plan = view.narrow_pass(cache, rows_S=chooser.before_layer_0(attention_T))
         logits = view.run(ids_1T, plan)
     clock.split("repair", "check", chooser.checked_at)
+    clock.shift("repair", "load", filling.waited - waited)
     assert logits is not None
     return Repaired(logits, chooser.chosen, _charge(view, plan, probe_rows, layout.rows))
 
 
-def _go_on(view: ModelView, ids_1T: Tensor, layout: Layout, cache: FusionCache, clock: Clock) -> Repaired:
+def _go_on(
+    view: ModelView, ids_1T: Tensor, layout: Layout, cache: FusionCache, clock: Clock, filling: LayerFilling
+) -> Repaired:
     """The stock forward over the fresh tail, behind the KV that is there."""
     start = layout.settled_rows
     with clock("prefill"):
+        filling.wait(filling.count - 1)
+        waited = filling.waited if filling.beside else 0.0
         past = tuple((keys[:, :start], values[:, :start]) for keys, values in cache.kv)
         logits, layers = view.prefill(ids_1T[:, start:], past)
         for target, (keys, values) in zip(cache.states, layers, strict=True):
             target.keys, target.values = keys, values
+    clock.shift("prefill", "load", waited)
     count, depth = layout.rows - start, len(view.layers)
     charge = Charge((count,) * depth, (0,) * depth, (), float(count * depth), layout.rows / count)
     return Repaired(logits[0], layout.stale, charge)

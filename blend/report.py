@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from blend.loading import LoadReport
+
 __all__ = ["ChunkReport", "ChunkSource", "Report", "RowState"]
 
 ChunkSource = Literal["hit", "miss", "prefix", "context"]
@@ -55,6 +57,7 @@ class Report:
         row_layers: all computed rows times layers, projections by their share.
         ideal_speedup: row-layers of full prefill over ``row_layers``.
         kv_bytes: bytes of the prompt's KV.
+        load: what reading chunks from a slow store took.
         seconds: per stage.
         ttft: seconds from token ids to the first token's logits.
         states: per row where its KV came from.
@@ -74,6 +77,7 @@ class Report:
     row_layers: float
     ideal_speedup: float
     kv_bytes: int
+    load: LoadReport
     seconds: dict[str, float]
     ttft: float
     states: tuple[RowState, ...] = field(repr=False)
@@ -101,6 +105,7 @@ class Report:
         chunks = [vars(chunk) for chunk in self.chunks]
         hidden = ("states", "ids", "decode", "chunks")
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if k not in hidden}
+        plain["load"] = vars(self.load)
         return {**plain, "chunks": chunks, "reused_rows": self.reused_rows, "recomputed_rows": self.recomputed_rows}
 
     def __rich__(self) -> Any:

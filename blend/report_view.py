@@ -90,10 +90,14 @@ def _runs(report: Report) -> list[tuple[RowState, str]]:
 def _summary(report: Report) -> str:
     if report.fallback is not None:
         return f"full prefill of {report.rows} rows ({report.fallback}); TTFT {report.ttft * 1e3:.0f} ms"
+    load = report.load
+    loaded = f"; read {load.nbytes / 1e6:.1f} MB in {load.seconds * 1e3:.0f} ms, " if load.nbytes else ""
+    loaded += f"{max(load.seconds - load.waited, 0.0) * 1e3:.0f} ms of it hidden" if loaded else ""
+    loaded += f" (a ratio of {load.hiding_ratio:.2f} would hide it)" if loaded and load.hiding_ratio else ""
     context = f", {report.context_rows} from the earlier context (approximate)" if report.context_rows else ""
     return (
         f"{report.method}: {report.rows} rows, {report.reused_rows} reused "
         f"({report.prefix_rows} exact prefix{context}), {report.recomputed_rows} recomputed; "
         f"computed 1/{report.ideal_speedup:.1f} of a full prefill's row-layers; "
-        f"KV {report.kv_bytes / 1e6:.1f} MB; TTFT {report.ttft * 1e3:.0f} ms"
+        f"KV {report.kv_bytes / 1e6:.1f} MB{loaded}; TTFT {report.ttft * 1e3:.0f} ms"
     )

@@ -36,7 +36,7 @@ from eval.demo import load_passages
 from eval.machine import machine_record
 from eval.systems import UnknownSystem
 
-__all__ = ["BenchOptions", "Measured", "run_ttft_bench"]
+__all__ = ["BenchOptions", "Measured", "bench_prompt", "full_prefill", "methods", "run_ttft_bench"]
 
 QUESTION = "Who founded the harbour town, and in which year did the first ship arrive?"
 
@@ -180,20 +180,20 @@ def _rounds(
     ids_1T = torch.tensor([prompt.ids])
     for selector in chosen.values():  # warm-up, and the first full prefill below is one too
         blender.fuse(prompt, selector=selector)
-    _full_prefill(blender, ids_1T)
-    before = _full_prefill(blender, ids_1T)
+    full_prefill(blender, ids_1T)
+    before = full_prefill(blender, ids_1T)
     for _ in range(pairs):
         for name, selector in chosen.items():
             started = time.perf_counter()
             fusion = blender.fuse(prompt, selector=selector)
             fusion.logits.argmax().item()  # the first token is there
             seconds = time.perf_counter() - started
-            after = _full_prefill(blender, ids_1T)
+            after = full_prefill(blender, ids_1T)
             yield name, fusion, seconds, (before + after) / 2
             before = after
 
 
-def _full_prefill(blender: Blender, ids_1T: torch.Tensor) -> float:
+def full_prefill(blender: Blender, ids_1T: torch.Tensor) -> float:
     """Seconds of the stock forward; with no padding and no past it needs no mask and takes SDPA's causal kernel."""
     started = time.perf_counter()
     logits, _ = blender.view.prefill(ids_1T)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from blend import Blender, FirstK, FullReuse, Fusion, KVBlendError, KVDeviation, Prompt, QueryAttention, Selector
 from blend.fuse import prefill
-from blend.prefix import LinearPrefixCache
+from blend.prefix import RadixPrefixCache
 
 __all__ = ["SYSTEMS", "System", "UnknownSystem", "make_systems"]
 
@@ -38,7 +38,7 @@ def full() -> System:
     """
 
     def run(blender: Blender, prompt: Prompt) -> Fusion:
-        empty = replace(blender.setup, prefix=LinearPrefixCache(1))  # never the Blender's own: it may know the prompt
+        empty = replace(blender.setup, prefix=RadixPrefixCache(1))  # never the Blender's own: it may know the prompt
         return prefill(empty, prompt, "full prefill", remember=False)
 
     return System("full", "full prefill", run)
@@ -50,7 +50,7 @@ def prefix() -> System:
     It keeps a prefix cache of its own. In the Blender's, the fusing systems would find the whole prompt that this one
     has just computed.
     """
-    known = LinearPrefixCache()
+    known = RadixPrefixCache()
 
     def run(blender: Blender, prompt: Prompt) -> Fusion:
         return prefill(replace(blender.setup, prefix=known), prompt, "prefix caching")

@@ -99,3 +99,26 @@ def smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     except ModelNotFound as missing:
         pytest.skip(f"smollm2 cannot be had here: {missing}")
     return model, tokenizer
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A redis-server for the whole run, as ``tests.servers.RedisServer``. Take a namespace of your own on it."""
+    from tests.servers import RedisServer
+
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Any]:
+    """An S3 server for the whole run, as ``tests.servers.S3Server``; credentials for it are in the environment."""
+    from tests.servers import S3Server
+
+    names = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**names, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+            patch.setenv(name, value)
+        server = S3Server()
+        yield server
+        server.stop()

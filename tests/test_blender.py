@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
-import blend.engine
+import blend.library
 from blend import (
     Blender,
     BudgetError,
@@ -502,7 +502,7 @@ def test_a_bounded_store_over_many_requests():
     for order, logits in zip(orders, truth, strict=True):
         assert off(small.fuse(Prompt(system, [parts[i] for i in order], question)).logits, logits) <= LIMIT
         assert small.store.nbytes <= small.store.limit
-    assert small.store.evicted > 0
+    assert small.store.stats.evicted > 0
 
 
 # --- more turns ---------------------------------------------------------------------------------------
@@ -1020,7 +1020,7 @@ def test_ctrl_c_while_progress_is_shown(monkeypatch):
                 raise KeyboardInterrupt
 
     blender, prompt = make(), tiny_prompt(9, chunks=(20, 21, 22, 23, 24, 25))
-    monkeypatch.setattr(blend.engine, "track", pressed)
+    monkeypatch.setattr(blend.library, "track", pressed)
     with pytest.raises(KeyboardInterrupt):
         blender.encode(prompt.chunks, system=prompt.system)
     assert len(list(blender.store.keys())) == 3

@@ -1,15 +1,17 @@
 """The fusion cache: moved KV of the whole prompt, into which a narrowed forward pass scatters fresh rows.
 
 transformers sees an ordinary cache that is empty before the pass and holds all rows in attention; what it hands to
-``update`` are the fresh K/V of the rows that run.
+``update`` are the fresh K/V of the rows that run. Where chunks come from a slow store, a :class:`Filling` brings their
+layers in while earlier layers compute; a layer waits for its own K/V and for no other's.
 
 Shape suffixes: ``T`` rows of the prompt, ``S`` rows that run, ``H`` kv heads, ``D`` head dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,13 +20,20 @@ from transformers.cache_utils import DynamicLayer
 
 from blend.chunk import KVLayers
 
-__all__ = ["FusionCache", "FusionLayer", "LayerKnown", "cached_kv"]
+__all__ = ["Filling", "FusionCache", "FusionLayer", "LayerKnown", "cached_kv"]
 
 
 def cached_kv(cache: Cache) -> KVLayers:
     """Keys and values ``[B, H, rows, D]`` of every layer that owns some."""
     layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
     return tuple((layer.keys, layer.values) for layer in layers if layer.keys is not None and layer.values is not None)
+
+
+class Filling(Protocol):
+    """Brings the moved K/V of each layer into the fusion cache, in order."""
+
+    def wait(self, index: int) -> None:
+        """Returns when layer ``index`` is filled; raises what went wrong with it."""
 
 
 class LayerKnown(Exception):
@@ -37,10 +46,15 @@ class LayerKnown(Exception):
 
 
 class FusionLayer(DynamicLayer):
-    """One layer's K/V, ``[1, H, T, D]``, written in place."""
+    """One layer's K/V, ``[1, H, T, D]``, written in place.
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
+    Args:
+        ready: called before the first use of the K/V; returns when they are there.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, ready: Callable[[], None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        self._ready = ready
         self.keys: Tensor = keys
         self.values: Tensor = values
         self.dtype, self.device = keys.dtype, keys.device
@@ -51,12 +65,19 @@ class FusionLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Scatters the fresh rows and returns the K/V of all rows."""
+        self.settle_in()
         if self.stop:
             raise LayerKnown(key_states, value_states)
         # Once settled, a second projection of fewer rows would only put other rounding in place of the same values.
         if not self.settled:
             self.scatter(key_states, value_states)
         return self.keys, self.values
+
+    def settle_in(self) -> None:
+        """Waits until the K/V that are taken over are in place; fresh rows may be written over them then."""
+        if self._ready is not None:
+            self._ready()
+            self._ready = None
 
     def scatter(self, keys: Tensor, values: Tensor) -> None:
         """Writes fresh K/V ``[1, H, S, D]`` over the rows that run."""
@@ -88,17 +109,21 @@ class FusionCache(Cache):
     Args:
         layers: per layer keys ``[1, H, T, Dk]`` and values ``[1, H, T, Dv]``; written to in place.
         rows: T.
+        filling: brings K/V in while the pass runs; None where they are in place.
     """
 
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
-        self.states = [FusionLayer(keys, values) for keys, values in layers]
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], rows: int, filling: Filling | None = None) -> None:
+        waits = [partial(filling.wait, index) if filling else None for index in range(len(layers))]
+        self.states = [FusionLayer(*pair, ready) for pair, ready in zip(layers, waits, strict=True)]
         super().__init__(layers=list(self.states))
         self.rows = rows
         self.current: Any = None  # the NarrowPass that runs, read by the layer hooks
 
     @property
     def kv(self) -> KVLayers:
-        """Views ``[H, T, D]`` of keys and values per layer."""
+        """Views ``[H, T, D]`` of keys and values per layer, all in place."""
+        for layer in self.states:
+            layer.settle_in()
         return tuple((layer.keys[0], layer.values[0]) for layer in self.states)
 
     def show_rows(self, rows_S: Tensor | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -87,6 +88,12 @@ class ModelView:
     def dtype(self) -> torch.dtype:
         """dtype of weights and KV."""
         return self.model.dtype
+
+    @cached_property
+    def kv_like(self) -> KVLayers:
+        """One row of keys and values ``[H, 1, D]`` per cache layer: the shapes and dtypes of this model's KV."""
+        _, layers = self.prefill(torch.ones(1, 1, dtype=torch.int64))
+        return _one_row(layers)
 
     @property
     def vocabulary(self) -> int:
@@ -180,6 +187,7 @@ class ModelView:
         seen: set[int] = set()
         ids = torch.arange(1, 5, device=self.device)[None]
         _, layers = self.prefill(ids)
+        self.kv_like = _one_row(layers)
         cache = FusionCache([(keys.clone(), values.clone()) for keys, values in layers], 4)
         rows = torch.tensor([2, 3], device=self.device)
         plan = NarrowPass(
@@ -191,6 +199,10 @@ class ModelView:
         except Exception:  # whatever a model does with a mask that is no tensor, it cannot take ours
             return False
         return seen >= set(range(len(layers)))
+
+
+def _one_row(layers: KVLayers) -> KVLayers:
+    return tuple((keys[0, :, :1].clone(), values[0, :, :1].clone()) for keys, values in layers)
 
 
 def _reaches(model: PreTrainedModel) -> list[Reach]:

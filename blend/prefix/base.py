@@ -80,8 +80,8 @@ class PrefixCache(ABC):
         """The longest prefix of ``ids`` that is known, or None.
 
         Args:
-            lock: keep its KV from being evicted until :meth:`unlock`; it is then read when ``hit.layers`` is asked for.
-                Without, it is read before this returns.
+            lock: keep its KV from being evicted until :meth:`unlock`; it is read when ``hit.layers`` is first asked
+                for, which must be before that. Without, it is read before this returns.
         """
 
     @abstractmethod

@@ -180,7 +180,7 @@ def head_size(data: Bytes) -> int | None:
     try:
         rows = json.loads(bytes(data[8 : 8 + size]))["check"]["shape"][0]
         return 8 + size + _DIGEST * int(rows)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise CorruptEntry("an entry whose head cannot be read: it is dropped") from error
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["Codec", "LayerSpec"]
+__all__ = ["Codec", "LayerSpec", "Side", "SideCodec"]
+
+Side: TypeAlias = Literal["key", "value"]
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 class LayerSpec(NamedTuple):
@@ -53,3 +58,52 @@ class Codec(ABC):
         Args:
             parts: what :meth:`encode` gave, never to be written to.
         """
+
+
+class SideCodec(Codec):
+    """A lossy codec that treats keys and values one after the other, each as one tensor.
+
+    A side is stored as it is, under its bare name, where rounding it would do harm: it holds NaN or infinity, it is
+    empty, its range is too much for the codec, or its dtype is no ordinary floating one. Otherwise its arrays are
+    called ``key.*`` and ``value.*``.
+    """
+
+    @abstractmethod
+    def encode_side(self, side: Side, x_HnD: Tensor) -> dict[str, Tensor] | None:
+        """Arrays by name; None to have the side stored as it is.
+
+        Args:
+            x_HnD: finite, not empty, of a floating dtype, on any device.
+        """
+
+    @abstractmethod
+    def decode_side(self, side: Side, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:
+        """The side again, of any floating dtype, finite; shape ``[H, n, D]``."""
+
+    def encode(self, keys: Tensor, values: Tensor) -> dict[str, Tensor]:
+        arrays: dict[str, Tensor] = {}
+        sides: tuple[tuple[Side, Tensor], ...] = (("key", keys), ("value", values))
+        for side, x in sides:
+            parts = self.encode_side(side, x.detach()) if _sound(x) else None
+            named = {side: x} if parts is None else {f"{side}.{name}": part for name, part in parts.items()}
+            arrays |= {name: part.cpu() for name, part in named.items()}
+        # In a file, one after another, each begins where numbers of its width may.
+        return dict(sorted(arrays.items(), key=lambda item: -item[1].element_size()))
+
+    def decode(self, parts: Mapping[str, Tensor], spec: LayerSpec) -> tuple[Tensor, Tensor]:
+        keys = self._decoded("key", parts, spec.key_shape, spec.key_dtype)
+        return keys, self._decoded("value", parts, spec.value_shape, spec.value_dtype)
+
+    def _decoded(self, side: Side, parts: Mapping[str, Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if side in parts:
+            return parts[side]
+        own = {name.removeprefix(f"{side}."): part for name, part in parts.items() if name.startswith(f"{side}.")}
+        x = self.decode_side(side, own, shape)
+        # An error of half a step must not carry a number next to the largest of its dtype over the edge.
+        top = torch.finfo(dtype).max
+        return x.to(torch.promote_types(x.dtype, dtype)).clamp(-top, top).to(dtype).contiguous()
+
+
+def _sound(x: Tensor) -> bool:
+    """Whether ``x`` is of numbers only: NaN and infinities show in the extremes."""
+    return x.numel() > 0 and x.dtype in _DTYPES and all(map(math.isfinite, map(float, x.aminmax())))

@@ -8,7 +8,7 @@ __all__ = ["LRU"]
 
 
 class LRU(Policy):
-    """The entry whose last use is longest ago leaves first."""
+    """The entry whose last use is longest ago leaves first. Keeps nothing in itself."""
 
     name = "lru"
 

@@ -1,0 +1,108 @@
+"""Work that can wait until nobody waits for an answer: encoding chunks that a prefilled request has missed."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["Afterwards"]
+
+_log = logging.getLogger("kvblend")
+
+
+class Afterwards:
+    """Runs jobs one by one on a thread, each begun only while no request is under way.
+
+    Jobs of the same name are done once. A job that fails is logged and counted, and the others go on.
+
+    Attributes:
+        failed: jobs that have raised.
+    """
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self._jobs: dict[Hashable, Callable[[], object]] = {}
+        self._requests = 0
+        self._working = False
+        self._closed = False
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        """Jobs that are not finished."""
+        with self._news:
+            return len(self._jobs) + self._working
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """While a request is under way no job is begun."""
+        with self._news:
+            self._requests += 1
+        try:
+            yield
+        finally:
+            with self._news:
+                self._requests -= 1
+                self._news.notify_all()
+
+    def add(self, name: Hashable, job: Callable[[], object]) -> None:
+        """Puts a job in the queue, unless one of that name waits already."""
+        with self._news:
+            if self._closed:
+                return
+            self._jobs.setdefault(name, job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="kvblend-afterwards", daemon=True)
+                self._thread.start()
+                # An interpreter that ends while a thread computes would be aborted by torch.
+                atexit.register(_close, weakref.ref(self))
+            self._news.notify_all()
+
+    def drain(self) -> None:
+        """Returns when all jobs are done. Requests under way are waited for too."""
+        with self._news:
+            self._news.wait_for(lambda: not self._jobs and not self._working)
+
+    def close(self, finish: bool = True) -> None:
+        """Ends the thread; nothing is taken on after that.
+
+        Args:
+            finish: do all jobs first; else drop those that are not begun.
+        """
+        if finish:
+            self.drain()
+        with self._news:
+            self._closed = True
+            self._jobs.clear()
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._closed or (self._jobs and not self._requests))
+                if self._closed:
+                    return
+                name = next(iter(self._jobs))
+                job = self._jobs.pop(name)
+                self._working = True
+            try:
+                job()
+            except Exception as error:
+                self.failed += 1
+                _log.warning("encoding a missed chunk afterwards failed: %s", error)
+            finally:
+                with self._news:
+                    self._working = False
+                    self._news.notify_all()
+
+
+def _close(of: weakref.ref[Afterwards]) -> None:
+    afterwards = of()
+    if afterwards is not None:
+        afterwards.close(finish=False)

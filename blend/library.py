@@ -1,0 +1,138 @@
+"""The chunks of a Blender ahead of any question: encoded, added from elsewhere, pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from blend.admission import admit_chunk, admit_ids
+from blend.chunk import DEFAULT_PRIORITY, Chunk, ChunkKV, Retention
+from blend.errors import ForeignKV, PromptError
+from blend.progress import track
+from blend.setup import Setup
+from blend.text import PromptText
+
+__all__ = ["Encoded", "Library"]
+
+
+class Encoded(NamedTuple):
+    """What :meth:`Blender.encode` did: chunks encoded now, chunks that were there, rows and bytes added."""
+
+    encoded: int
+    reused: int
+    rows: int
+    nbytes: int
+
+
+class Library:
+    """What a Blender does before a question comes.
+
+    Attributes:
+        setup: model, store and keys.
+        tokenizer: of the model, or None.
+        text: turns text into chunks and prompts; None without a tokenizer.
+        system: default instructions.
+    """
+
+    setup: Setup
+    tokenizer: Any
+    text: PromptText | None
+    system: str
+
+    def chunk(self, text: str, name: str = "") -> Chunk:
+        """A passage as a chunk."""
+        return self._text().chunk(text, name)
+
+    def encode(
+        self,
+        chunks: Iterable[Chunk | str],
+        *,
+        system: str | tuple[int, ...] | None = None,
+        progress: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+        duration: float | None = None,
+    ) -> Encoded:
+        """Computes and stores the KV of chunks that are not in the store yet.
+
+        Every finished batch is in the store; after an interruption a second call does the rest only.
+
+        Args:
+            chunks: chunks or texts; duplicates are encoded once.
+            system: the system part that they will stand behind, as text or ids; None for the default.
+            progress: show a bar.
+            priority: 0 to 100, for stores that evict by priority.
+            duration: seconds for which it holds; None for ever.
+
+        Raises:
+            PromptTooLong: a chunk that does not fit the model, before anything is encoded.
+        """
+        self.setup.view.require_ready()
+        wanted, ids = self._chunks(chunks, system)
+        admit_ids(self.setup.view, ids)
+        for chunk in wanted:
+            admit_chunk(self.setup.view, self.tokenizer, chunk)
+        with self.setup.afterwards.request():
+            return self._encode(wanted, ids, Retention(0.0, priority, duration), progress)
+
+    def add(self, kvs: Iterable[ChunkKV]) -> None:
+        """Puts chunk KV that was computed elsewhere into the store.
+
+        Raises:
+            ForeignKV: one of them comes from another model, dtype or tokenizer; then none is stored.
+        """
+        kvs = list(kvs)
+        for kv in kvs:
+            if kv.fingerprint != self.setup.fingerprint:
+                raise ForeignKV(
+                    f"the KV of a chunk of {len(kv.ids)} tokens was made by {kv.fingerprint[:12]}, and this Blender is "
+                    f"{self.setup.fingerprint[:12]}: model, dtype or tokenizer differ; encode the chunk here instead"
+                )
+        self.setup.store.put_many(kvs)
+
+    def pin(self, chunks: Iterable[Chunk | str], *, system: str | tuple[int, ...] | None = None) -> int:
+        """Keeps encoded chunks from being evicted; returns how many of them the store could pin."""
+        store = self.setup.store
+        return sum(store.pin(key) for key in self._keys(chunks, system))
+
+    def unpin(self, chunks: Iterable[Chunk | str], *, system: str | tuple[int, ...] | None = None) -> int:
+        """Takes one pin off each chunk; returns how many had one."""
+        store = self.setup.store
+        return sum(store.unpin(key) for key in self._keys(chunks, system))
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    def _text(self) -> PromptText:
+        if self.text is None:
+            raise PromptError(
+                "this Blender has no tokenizer: build Prompt and Chunk from token ids, or pass tokenizer="
+            )
+        return self.text
+
+    def _chunks(
+        self, chunks: Iterable[Chunk | str], system: str | tuple[int, ...] | None
+    ) -> tuple[list[Chunk], tuple[int, ...]]:
+        """Distinct chunks, and the ids of the system part they stand behind."""
+        wanted = dict.fromkeys(c if isinstance(c, Chunk) else self.chunk(c) for c in chunks)
+        return list(wanted), system if isinstance(system, tuple) else self._system_ids(system)
+
+    def _system_ids(self, system: str | None) -> tuple[int, ...]:
+        return self._text().system_ids(self.system if system is None else system)
+
+    def _keys(self, chunks: Iterable[Chunk | str], system: str | tuple[int, ...] | None) -> list[str]:
+        wanted, ids = self._chunks(chunks, system)
+        plan = self.setup.plan(ids)
+        return [plan.key(chunk) for chunk in wanted]
+
+    def _encode(
+        self, chunks: Sequence[Chunk], system: tuple[int, ...], retention: Retention, progress: bool
+    ) -> Encoded:
+        known = self.setup.fetch(chunks, system)
+        missing = [chunk for chunk in chunks if chunk not in known]
+        encoded = rows = nbytes = 0
+        done = self.setup.encode(missing, system, retention) if missing else iter(())
+        for found in track(done, total=len(missing), label="encoding", show=progress):
+            if found.encoded:
+                encoded += 1
+                rows += len(found.kv.ids)
+                nbytes += found.kv.nbytes
+        return Encoded(encoded, len(chunks) - encoded, rows, nbytes)

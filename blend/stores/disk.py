@@ -1,0 +1,366 @@
+"""A store in a folder that several processes may share: one safetensors file an entry. Knows nothing of models."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from blend.chunk import ChunkKV
+from blend.errors import BudgetError, CorruptEntry, StoreError, StoreUnavailable
+from blend.stores.base import Store
+from blend.stores.codecs import Codec, codec_by_name
+from blend.stores.disk_folder import EntryFile, Folder, Mapped, name_of
+from blend.stores.disk_index import Index
+from blend.stores.disk_rebuild import agree, open_index, written_key
+from blend.stores.entry import Bytes, ForeignEntry, Head, LazyLayers, Packed, pack, read_head
+from blend.stores.eviction import Policy, policy_by_name
+from blend.stores.listing import Listed
+
+__all__ = ["DiskStore"]
+
+_USES = 256
+"""Uses that are collected in memory before they are written to the index."""
+
+
+class DiskStore(Store):
+    """Keeps at most ``limit`` bytes of entry files; what the policy thinks least of leaves first.
+
+    The files are the truth: a reader opens the file of its key, checks it, and needs no lock. An index beside them
+    says in which order they leave; it is built anew from the files where it is missing or damaged. Writers take turns
+    under one lock, and keep to one rule, so that a kill at any instant leaves the limit intact: *every file has a row
+    that counts at least its bytes*. A file appears after its row was committed, and a row goes after its file.
+
+    Several processes may share the folder as writers and readers; each keeps its own limit whenever it puts. Beside the
+    entries lie the index (some hundred bytes an entry) and one file for each write in progress. A store may go on being
+    used after a fork, in parent and child.
+
+    Entries are mapped, not read: their pages are the kernel's file pages, and stay valid after the entry left. Nobody
+    but a store may change or cut files in place. The folder must be on a local disk: file locks, and the index's
+    shared memory, are not to be relied on over NFS and its like; use one of the remote stores between machines.
+
+    Args:
+        folder: made if it is not there.
+        limit: bytes of entry files.
+        codec: what entries are written as; each is read as what it was written.
+        policy: who leaves first, by name or as an object of this store's own; the same for all who share the folder.
+        sync: wait for the disk at every put. Without it a power cut may cost the latest entries, never a right answer.
+
+    Raises:
+        BudgetError: the limit is not positive.
+        StoreError: there is no such policy or codec.
+        StoreUnavailable: the folder cannot be made or written to.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        limit: int = 100 << 30,
+        *,
+        codec: Codec | str = "none",
+        policy: Policy | str = "lru",
+        sync: bool = True,
+    ) -> None:
+        if limit <= 0:
+            raise BudgetError(f"limit is {limit} bytes: a disk store needs a positive one, such as 100 << 30")
+        self.folder = Path(folder).absolute()
+        self.limit = limit
+        self._codec = codec_by_name(codec) if isinstance(codec, str) else codec
+        self.codec = self._codec.name
+        self._policy = policy_by_name(policy) if isinstance(policy, str) else policy
+        self._sync = sync
+        self._uses: list[tuple[str, float]] = []
+        self._pins: dict[str, int] = {}
+        self._open_folder = Folder(self.folder, sync)
+        self._open_index: Index | None = None
+        try:
+            with self._open_folder.locked():
+                self._index()
+        except (OSError, sqlite3.Error) as error:
+            raise StoreUnavailable(f"the store in {self.folder} cannot be opened: {error}") from error
+        _OPEN.add(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entry files now."""
+        return sum(file.nbytes for file in self._open_folder.files())
+
+    # --- reading: no lock -------------------------------------------------------------------------
+
+    def get(self, key: str) -> ChunkKV | None:
+        return self._read(key, layerwise=False)
+
+    def get_many(self, keys: Sequence[str], *, layerwise: bool = False) -> list[ChunkKV | None]:
+        return [self._read(key, layerwise) for key in keys]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._path(key).exists()
+
+    def keys(self) -> Iterator[str]:
+        found = []
+        for file in self._open_folder.files():
+            key = self._key(file)
+            if key is not None:
+                found.append(key)
+        return iter(found)
+
+    def peek(self, key: str) -> Listed | None:
+        """What an entry's head says, or None; nothing is counted, and nothing removed."""
+        try:
+            data = Mapped.open(self._path(key)).data
+        except OSError:
+            return None
+        try:
+            head = read_head(data, key)
+        except StoreError:
+            return Listed(key, None, "", len(data))
+        return Listed(key, head.kv.fingerprint, head.codec.name, len(data))
+
+    # --- writing: under the lock ------------------------------------------------------------------
+
+    def put(self, kv: ChunkKV) -> bool:
+        packed = pack(kv, self._codec)
+        if packed.nbytes > self.limit:
+            self.stats.add(refused=1)
+            return False
+        try:
+            written = self._this_process().write(packed)
+        except (OSError, StoreUnavailable):
+            self.stats.add(failures=1)
+            return False
+        try:
+            return self._changed(lambda index: self._publish(index, kv, packed, written))
+        finally:
+            written.unlink(missing_ok=True)
+
+    def delete(self, key: str) -> bool:
+        return self._changed(lambda index: self._remove(index, name_of(key)))
+
+    def pin(self, key: str) -> bool:
+        """Keeps an entry from being evicted, by any process, until as many :meth:`unpin` or this process's end."""
+        return self._changed(lambda _: self._pin(key))
+
+    def unpin(self, key: str) -> bool:
+        return self._changed(lambda _: self._unpin(name_of(key)))
+
+    def close(self) -> None:
+        if self._open_index is not None:
+            self._changed(self._book_uses)
+        if self._open_index is not None:
+            self._open_index.close()
+            self._open_index = None
+        self._pins.clear()
+        self._open_folder.close()
+
+    def _changed(self, work: Callable[[Index], bool]) -> bool:
+        """Does ``work`` under the lock. A disk that fails is counted, and False."""
+        try:
+            with self._this_process().locked():
+                index = self._index()
+                try:
+                    done = work(index)
+                    index.commit()
+                    return done
+                except BaseException:
+                    index.rollback()
+                    raise
+        except (OSError, sqlite3.Error, StoreUnavailable):
+            self._open_index = None  # it may be what failed
+            self.stats.add(failures=1)
+            return False
+
+    def _publish(self, index: Index, kv: ChunkKV, packed: Packed, written: Path) -> bool:
+        name, size = name_of(kv.key), packed.nbytes
+        self._book_uses(index)
+        old = index.size_of([name])
+        # Until it is replaced the old file counts.
+        counted = max(old, size)
+        if not self._make_room(index, counted - old, name):
+            self.stats.add(refused=1)
+            return False
+        index.add(name, counted, kv.retention, time.time())
+        index.commit()
+        self._open_folder.publish(written, name)
+        if counted > size:
+            index.resize(name, size)
+        return True
+
+    def _make_room(self, index: Index, nbytes: int, name: str = "") -> bool:
+        """Evicts until ``nbytes`` more fit; False, and nothing left, if they never will. ``name`` stays."""
+        missing = index.nbytes + nbytes - self.limit
+        if missing <= 0:
+            return True
+        spare = {name, *self._open_folder.pinned()}
+        if index.size_of(spare) + nbytes > self.limit:
+            return False
+        for victim in index.victims(missing, spare, time.time()):
+            self._open_folder.path(str(victim.key)).unlink(missing_ok=True)
+            index.evicted(victim)
+            self.stats.add(evicted=1)
+        index.commit()
+        return True
+
+    def _remove(self, index: Index, name: str, inode: int | None = None) -> bool:
+        """Removes an entry; with ``inode``, only if it is still that file."""
+        path = self._open_folder.path(name)
+        there = path.exists()
+        if there and inode is not None and path.stat().st_ino != inode:
+            return False
+        path.unlink(missing_ok=True)
+        index.remove(name)
+        while self._unpin(name):
+            pass
+        return there
+
+    def _pin(self, key: str) -> bool:
+        name = name_of(key)
+        if key not in self:
+            return False
+        if name not in self._pins:
+            self._open_folder.pin(name)
+        self._pins[name] = self._pins.get(name, 0) + 1
+        return True
+
+    def _unpin(self, name: str) -> bool:
+        if name not in self._pins:
+            return False
+        self._pins[name] -= 1
+        if not self._pins[name]:
+            self._open_folder.unpin(name)
+            del self._pins[name]
+        return True
+
+    # --- the folder and its index -----------------------------------------------------------------
+
+    def _path(self, key: str) -> Path:
+        return self._open_folder.path(name_of(key))
+
+    def _this_process(self) -> Folder:
+        """The folder; entered anew when it was closed, or this is a forked child."""
+        if self._open_folder.closed:
+            self._open_folder = Folder(self.folder, self._sync)
+        return self._open_folder
+
+    def _forked(self) -> None:
+        """A child starts as a process of its own; index, uses and pins are the parent's."""
+        _PARENTS.append(self._open_index)
+        self._open_folder.forked()
+        self._open_index, self._uses, self._pins = None, [], {}
+
+    def _index(self) -> Index:
+        """The index that all processes use now. Needs the lock."""
+        if self._open_index is None or not self._open_index.current:
+            index = open_index(self._open_folder, self._policy)
+            self.stats.add(corrupt=agree(index, self._open_folder))
+            self._open_index = index
+        return self._open_index
+
+    def _key(self, file: EntryFile) -> str | None:
+        """A listed file's key; None for what is no entry, or left meanwhile."""
+        if name_of(file.name) == file.name:
+            return file.name
+        try:
+            return written_key(Mapped.open(file.path).data)
+        except (OSError, CorruptEntry):
+            return None
+
+    # --- one entry --------------------------------------------------------------------------------
+
+    def _read(self, key: str, layerwise: bool) -> ChunkKV | None:
+        begin = time.perf_counter()
+        try:
+            file = Mapped.open(self._path(key))
+        except FileNotFoundError:
+            self.stats.add(misses=1)
+            return None
+        except OSError:
+            self.stats.add(misses=1, failures=1)
+            return None
+        try:
+            head = read_head(file.data, key)
+            if len(file.data) != head.size:
+                raise CorruptEntry(f"entry {key[:12]} has {len(file.data)} bytes and should have {head.size}")
+
+            def read(index: int) -> memoryview:
+                start, stop = head.spans[index]
+                return file.data[start:stop]
+
+            kv = head.kv.with_layers(_Layers(head, read, self, file.inode)) if layerwise else head.whole(read)
+        except CorruptEntry as error:
+            self.stats.add(misses=1)
+            self._drop(key, file.inode, error)
+            return None
+        except StoreError:  # its codec is not known here
+            self.stats.add(misses=1, failures=1)
+            return None
+        nbytes = head.spans[0][0] if layerwise and head.spans else head.size
+        self.stats.add(hits=1, bytes_read=nbytes, read_seconds=time.perf_counter() - begin)
+        self._used(key)
+        return kv
+
+    def _drop(self, key: str, inode: int, error: CorruptEntry) -> None:
+        """Counts and removes an entry that is not what it should be."""
+        self.stats.add(**{"foreign" if isinstance(error, ForeignEntry) else "corrupt": 1})
+        self._changed(lambda index: self._remove(index, name_of(key), inode))
+
+    def _used(self, key: str) -> None:
+        self._uses.append((name_of(key), time.time()))
+        if len(self._uses) >= _USES:
+            try:
+                with self._this_process().locked(wait=False) as got:  # if it is taken, the next use tries again
+                    if got:
+                        index = self._index()
+                        self._book_uses(index)
+                        index.commit()
+            except (OSError, sqlite3.Error, StoreUnavailable):
+                self._open_index = None
+                self.stats.add(failures=1)
+
+    def _book_uses(self, index: Index) -> bool:
+        uses, self._uses = self._uses, []
+        for name, now in uses:
+            index.use(name, now)
+        return True
+
+
+class _Layers(LazyLayers):
+    """Layers of a mapped file; a damaged one is counted, and its file removed."""
+
+    def __init__(self, head: Head, read: Callable[[int], Bytes], store: DiskStore, inode: int) -> None:
+        super().__init__(head, read)
+        self._store = store
+        self._inode = inode
+        self._damaged = False
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return super().__getitem__(index)
+        begin = time.perf_counter()
+        try:
+            layer = super().__getitem__(index)
+        except CorruptEntry as error:
+            if not self._damaged:
+                self._damaged = True
+                self._store._drop(self.head.kv.key, self._inode, error)
+            raise
+        start, stop = self.head.spans[index]
+        self._store.stats.add(bytes_read=stop - start, read_seconds=time.perf_counter() - begin)
+        return layer
+
+
+_OPEN: weakref.WeakSet[DiskStore] = weakref.WeakSet()
+_PARENTS: list[Index | None] = []
+"""A forked child must not even close what its parent has open in SQLite, hence keeps it."""
+
+
+def _after_fork() -> None:
+    for store in list(_OPEN):
+        store._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

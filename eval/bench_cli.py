@@ -1,0 +1,143 @@
+"""``kvblend bench``: speed and fidelity, measured. Knows how to read options; the work is done elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from eval.cli_options import (
+    DtypeOption,
+    JsonOption,
+    LimitOption,
+    ModelOption,
+    PassagesOption,
+    RatioOption,
+    SeedOption,
+    ThreadsOption,
+    dtype_of,
+    names_of,
+    ratios_of,
+    set_threads,
+    write,
+)
+
+__all__ = ["bench"]
+
+bench = typer.Typer(no_args_is_help=True, help="Measure speed and fidelity.")
+
+RowsOption = Annotated[int, typer.Option(help="Rows of the prompt.")]
+ChunkRowsOption = Annotated[int, typer.Option(help="Rows of each chunk.")]
+PairsOption = Annotated[int, typer.Option(help="Alternating measurements per line.")]
+
+
+@bench.command("ratio")
+def bench_ratio(
+    model: ModelOption = "smollm2",
+    ratios: Annotated[str, typer.Option(help="Comma-separated, ascending.")] = "0,0.05,0.1,0.15,0.3,0.5,1",
+    limit: LimitOption = None,
+    k: PassagesOption = 6,
+    seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Error against full prefill as the recompute ratio grows, per selector, on the demo's questions."""
+    from eval.bench_ratio import RatioOptions, run_ratio_bench
+
+    set_threads(threads)
+    options = RatioOptions(model, ratios_of(ratios), limit, k, seed, dtype=dtype_of(dtype))
+    _finish(json_file, run_ratio_bench(options, Console()))
+
+
+@bench.command("ttft")
+def bench_ttft(
+    model: ModelOption = "smollm2",
+    rows: RowsOption = 4096,
+    ratio: RatioOption = 0.15,
+    chunk_rows: ChunkRowsOption = 512,
+    pairs: PairsOption = 5,
+    systems: Annotated[str | None, typer.Option(help="Comma-separated; all if not given.")] = None,
+    seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Time to first token of each method against full prefill, in alternating pairs."""
+    from eval.bench_ttft import BenchOptions, run_ttft_bench
+
+    set_threads(threads)
+    names = names_of(systems)
+    options = BenchOptions(model, rows, ratio, chunk_rows, pairs, seed, dtype_of(dtype), names)
+    write(json_file, run_ttft_bench(options, Console()))
+
+
+@bench.command("stores")
+def bench_stores(
+    model: ModelOption = "smollm2",
+    rows: RowsOption = 4096,
+    ratio: RatioOption = 0.15,
+    chunk_rows: ChunkRowsOption = 512,
+    pairs: PairsOption = 5,
+    system: Annotated[str, typer.Option(help="Method that fuses.")] = "prophetkv",
+    codec: Annotated[str, typer.Option(help="Of the disk and Redis stores.")] = "none",
+    folder: Annotated[Path | None, typer.Option(help="Of the disk store; a temporary one if not given.")] = None,
+    redis: Annotated[str | None, typer.Option(help="URL of a server; one is started if not given.")] = None,
+    seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Time to first token with the chunks in memory, on disk and in Redis, read before computing or beside it."""
+    from eval.bench_stores import StoresOptions, run_stores_bench
+    from eval.bench_ttft import BenchOptions
+
+    set_threads(threads)
+    options = BenchOptions(model, rows, ratio, chunk_rows, pairs, seed, dtype_of(dtype), (system,))
+    figures = run_stores_bench(StoresOptions(options, folder, redis, codec), Console())
+    _finish(json_file, figures)
+
+
+@bench.command("codecs")
+def bench_codecs(
+    model: ModelOption = "smollm2",
+    codecs: Annotated[str | None, typer.Option(help="Comma-separated; all if not given.")] = None,
+    limit: LimitOption = None,
+    k: PassagesOption = 6,
+    ratio: RatioOption = 0.15,
+    seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Bytes, speed and divergence from full prefill of each way to write chunk KV, on the demo's questions."""
+    from eval.bench_codecs import CodecOptions, run_codec_bench
+
+    set_threads(threads)
+    options = CodecOptions(model, names_of(codecs), limit, k, ratio, seed, dtype=dtype_of(dtype))
+    _finish(json_file, run_codec_bench(options, Console()))
+
+
+@bench.command("lookup")
+def bench_lookup(
+    entries: Annotated[int, typer.Option(help="Chunks, or blocks, that are held.")] = 1_000_000,
+    lookups: Annotated[int, typer.Option(help="Look-ups that are timed.")] = 100_000,
+    subjects: Annotated[str | None, typer.Option(help="Comma-separated; all if not given.")] = None,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Microseconds to find, add and drop a chunk or a block among a million others."""
+    from eval.bench_lookup import LookupOptions, run_lookup_bench
+
+    set_threads(1)
+    options = LookupOptions(entries, lookups, seed=seed, subjects=names_of(subjects) or ())
+    _finish(json_file, run_lookup_bench(options, Console()))
+
+
+def _finish(json_file: Path | None, figures: dict[str, Any]) -> None:
+    """Writes the figures; an interrupted bench ends with the exit code of an interruption."""
+    write(json_file, figures)
+    if not figures.get("complete", True):
+        raise typer.Exit(130)
