@@ -100,7 +100,7 @@ def test_every_module_says_what_it_is_and_names_what_it_offers(name):
 def test_errors_form_one_tree():
     errors = [getattr(blend, name) for name in BLEND if inspect.isclass(getattr(blend, name))]
     errors = [error for error in errors if issubclass(error, Exception)]
-    assert len(errors) == 9
+    assert len(errors) == 12
     assert all(issubclass(error, blend.KVBlendError) for error in errors)
     assert issubclass(blend.PromptError, ValueError)
     assert issubclass(blend.BudgetError, ValueError)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.servers import RedisServer
 
 from blend import Blender, FirstK, Prompt
 from blend.prefix import RadixPrefixCache
 from blend.stores import DiskStore, MemoryStore, open_store
 from blend.testing.prompts import tiny_ids, tiny_prompt
 from blend.testing.tiny import tiny_model
+from tests.servers import RedisServer
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -185,7 +185,8 @@ class TreePrefixCache(PrefixCache):
                 fanout[id(node.parent)] += 1
                 rows = len(node.pages) // WORD * self.granularity
                 assert rows
-                assert rows == len(node.tokens) // WORD == node.end - node.parent.end
+                assert rows == len(node.tokens) // WORD == node.end - node.parent.end == node.cost
+                assert node.nbytes * self.granularity == rows * self._pool.page_bytes
                 assert node.waiting or not node.may_leave, "a leaf that may leave is not queued"
             assert all(node.fanout == fanout[id(node)] for node in (*nodes, *self._roots.values()))
             assert all(root.fanout and root.key == key for key, root in self._roots.items()), "a root without a tree"
