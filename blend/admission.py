@@ -11,7 +11,7 @@ from blend.hf.view import ModelView
 from blend.prompt import Prompt
 from blend.selectors import FirstK, QueryAttention, Selector
 
-__all__ = ["accept", "admit", "admit_chunk", "admit_ids", "default_selector"]
+__all__ = ["accept", "admit", "admit_chunk", "admit_ids", "default_selector", "one_of"]
 
 
 def default_selector(view: ModelView) -> Selector:
@@ -60,3 +60,9 @@ def admit_chunk(view: ModelView, tokenizer: Any, chunk: Chunk) -> None:
             f"chunk {chunk.name!r} holds the padding token {pad} at offset {chunk.ids.index(pad)}: chunks are of any "
             "length and need no padding; take it out"
         )
+
+
+def one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raises :class:`PromptError` for an option that is none of its choices."""
+    if value not in choices:
+        raise PromptError(f"{name} is {value!r}: choose {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from blend.admission import accept, admit, default_selector
+from blend.admission import accept, admit, default_selector, one_of
 from blend.check import quick_check
 from blend.chunk import Chunk
 from blend.errors import PromptError, UnsupportedRotation
@@ -91,11 +91,11 @@ class Blender(Library):
         jitter: float = 0.0,
         check: bool = True,
     ) -> None:
-        _require("on_miss", on_miss, ("encode", "prefill"))
-        _require("loading", loading, ("plain", "adapt"))
+        one_of("prelude", prelude, ("system", "bos", "none"))
+        one_of("on_miss", on_miss, ("encode", "prefill"))
+        one_of("loading", loading, ("plain", "adapt"))
         if jitter < 0:
             raise PromptError(f"jitter is {jitter} seconds: it must be 0 or more")
-        _require("prelude", prelude, ("system", "bos", "none"))
         self.tokenizer = tokenizer
         self.text = PromptText(tokenizer, chat) if tokenizer is not None else None
         bos = self.text.bos() if self.text else ()
@@ -108,13 +108,14 @@ class Blender(Library):
             accept(self.view, self.selector)
             if check:
                 quick_check(self.view)
+            opened = MemoryStore() if store is None else open_store(store)
         except BaseException:
             self.view.close()  # a refused model goes back as it came
             raise
         identity = hashlib.sha256(f"{self.view.fingerprint}{tokenizer_digest(tokenizer)}".encode()).hexdigest()
         self.setup = Setup(
             self.view,
-            _store(store),
+            opened,
             RadixPrefixCache() if prefix is None else prefix,
             identity,
             prelude,
@@ -264,14 +265,16 @@ class Blender(Library):
 
     # --- life -------------------------------------------------------------------------------------
 
-    def tenant(self, salt: str) -> Blender:
+    def tenant(self, salt: str, *, jitter: float | None = None) -> Blender:
         """The same model and stores for another tenant: nothing that one encodes is ever a hit for the other.
 
         Args:
             salt: names the tenant; set by the server, never from a prompt.
+            jitter: in place of this Blender's.
         """
         other = copy.copy(self)
         other.setup = replace(self.setup, salt=salt)
+        other._jitter = self._jitter if jitter is None else jitter
         other._owns = False
         return other
 
@@ -300,12 +303,3 @@ class Blender(Library):
 
     def _decode(self, token: int) -> str:
         return str(self.tokenizer.decode([token])) if self.tokenizer is not None else f"{token} "
-
-
-def _store(store: Store | str | os.PathLike[str] | Sequence[str] | None) -> Store:
-    return MemoryStore() if store is None else open_store(store)
-
-
-def _require(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise PromptError(f"{name} is {value!r}: choose {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}")

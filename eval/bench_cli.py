@@ -136,6 +136,24 @@ def bench_lookup(
     _finish(json_file, run_lookup_bench(options, Console()))
 
 
+@bench.command("isolation")
+def bench_isolation(
+    model: ModelOption = "smollm2",
+    rows: Annotated[int, typer.Option(help="Rows of the passage asked about.")] = 128,
+    samples: Annotated[int, typer.Option(help="Passages of each kind, for each way.")] = 20,
+    seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Whether a tenant can tell by the clock what another tenant has asked about."""
+    from eval.bench_isolation import IsolationOptions, run_isolation_bench
+
+    set_threads(threads)
+    options = IsolationOptions(model, rows, samples, seed, dtype_of(dtype))
+    _finish(json_file, run_isolation_bench(options, Console()))
+
+
 def _finish(json_file: Path | None, figures: dict[str, Any]) -> None:
     """Writes the figures; an interrupted bench ends with the exit code of an interruption."""
     write(json_file, figures)

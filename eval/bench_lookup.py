@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import math
 import multiprocessing
 import os
 import random
@@ -143,8 +144,15 @@ def _send(sender: Any, options: LookupOptions, name: str) -> None:
 
 def _measure(options: LookupOptions, name: str) -> dict[str, Any]:
     result = {"name": name, **SUBJECTS[name](options)}
-    figures = {**result["unit_us"], "insert": result["insert_us"], "evict": result["evict_us"]}
-    return {**result, "missed": [target for target, most in TARGETS_US.items() if figures[target] >= most]}
+    size = result.pop("nbytes") / result["entries"]
+    judged = _judged(result)
+    missed = [target for target, most in TARGETS_US.items() if judged[target] >= most]
+    return {**result, "bytes_per_entry": None if math.isnan(size) else size, "missed": missed}
+
+
+def _judged(result: dict[str, Any]) -> dict[str, float]:
+    """The figures that have a target, by its name."""
+    return {**result["unit_us"], "insert": result["insert_us"], "evict": result["evict_us"]}
 
 
 # --- the three things measured ----------------------------------------------------------------------------------------
@@ -152,52 +160,47 @@ def _measure(options: LookupOptions, name: str) -> dict[str, Any]:
 
 def _queue(options: LookupOptions, policy: str) -> dict[str, Any]:
     """An eviction queue alone: a look-up is ``in`` and ``use``, and every entry was used before the evictions."""
-    begin, queue = _memory(), EvictionQueue(policy_by_name(policy))
-    insert = _mean(lambda i: queue.add(i, 1), range(options.entries))
-    held = _memory()
-    draw = random.Random(options.seed)
+    count, begin = options.entries, _memory()
+    queue = EvictionQueue(policy_by_name(policy))
 
-    def find(key: int) -> bool:
-        found = key in queue
-        if found:
+    def find(key: int) -> None:
+        if key in queue:
             queue.use(key)
-        return found
 
-    hits = _each(find, (draw.randrange(options.entries) for _ in range(options.lookups)))
-    misses = _each(find, (-1 - draw.randrange(options.entries) for _ in range(options.lookups)))
-    for key in range(options.entries):
+    insert = _mean(lambda i: queue.add(i, 1), range(count))
+    size = _memory() - begin
+    lookups = _lookups(options, find, count, lambda number: number)
+    for key in range(count):
         queue.use(key)
-    evict = _mean(lambda _: queue.evict(), range(max(options.entries // 2, 1)))
-    return _result("chunk", options.entries, hits, misses, 1, insert, evict, begin, held)
+    evict = _mean(lambda _: queue.evict(), range(max(count // 2, 1)))
+    return {"unit": "chunk", "entries": count, **lookups, "insert_us": insert, "evict_us": evict, "nbytes": size}
 
 
 def _store(options: LookupOptions) -> dict[str, Any]:
     """A memory store: a look-up is ``in`` and ``get``, and evicting is what a put into a full store costs."""
-    begin, store = _memory(), MemoryStore(limit=options.entries * _PAIR_BYTES)
-    layers = _layers(1)
+    count, begin = options.entries, _memory()
+    store, layers = MemoryStore(limit=count * _PAIR_BYTES), _layers(1)
 
     def put(number: int) -> None:
         store.put(ChunkKV(_name(number), "bench", (number,), (), 1, layers))
 
-    def find(key: str) -> bool:
-        return key in store and store.get(key) is not None
+    def find(key: str) -> None:
+        if key in store:
+            store.get(key)
 
-    insert = _mean(put, range(options.entries))
-    held = _memory()
-    draw = random.Random(options.seed)
-    hits = _each(find, (_name(draw.randrange(options.entries)) for _ in range(options.lookups)))
-    misses = _each(find, (_name(options.entries + draw.randrange(options.entries)) for _ in range(options.lookups)))
-    more = max(options.entries // 10, 1)
-    evict = _mean(put, range(options.entries, options.entries + more))
-    return _result("chunk", options.entries, hits, misses, 1, insert, evict, begin, held)
+    insert = _mean(put, range(count))
+    size = _memory() - begin
+    lookups = _lookups(options, find, count, _name)
+    evict = _mean(put, range(count, count + max(count // 10, 1)))
+    return {"unit": "chunk", "entries": count, **lookups, "insert_us": insert, "evict_us": evict, "nbytes": size}
 
 
 def _prefix(options: LookupOptions, make: Callable[[int, int], PrefixCache]) -> dict[str, Any]:
     """A prefix cache: a look-up is ``match(lock=True)`` and ``unlock`` of a whole sequence."""
-    shared = options.path // 4
-    count = max(options.entries // (options.path - shared), 1)
-    rows, layers = options.path * options.block, _layers(options.path * options.block)
-    begin, cache = _memory(), make(2 * options.entries * options.block * _PAIR_BYTES, options.block)
+    block, path, begin = options.block, options.path, _memory()
+    shared = path // 4
+    count = max(options.entries // (path - shared), 1)
+    cache, layers = make(2 * options.entries * block * _PAIR_BYTES, block), _layers(path * block)
 
     def find(ids: array[int]) -> None:
         hit = cache.match(ids, lock=True)
@@ -205,22 +208,19 @@ def _prefix(options: LookupOptions, make: Callable[[int, int], PrefixCache]) -> 
             cache.unlock(hit)
 
     def sequence(number: int) -> array[int]:
-        """The first quarter is that of its group of 64, all else its own; no token occurs twice."""
-        head, own = number // 64, count + number
-        cut = shared * options.block
-        return array(
-            "q", itertools.chain(range(head * rows, head * rows + cut), range(own * rows + cut, (own + 1) * rows))
-        )
+        """The first quarter is that of its group of 64, all else its own; no token stands in both."""
+        head, own = 2 * (number // 64) * path, (2 * number + 1) * path
+        parts = range(head * block, (head + shared) * block), range((own + shared) * block, (own + path) * block)
+        return array("q", itertools.chain(*parts))
 
-    batches = _batches(count, 1000)
-    insert = sum(_mean(lambda ids: cache.insert(ids, layers), map(sequence, b)) * len(b) for b in batches)
-    blocks = cache.stats().stored_rows // options.block
-    held = _memory()
-    draw = random.Random(options.seed)
-    hits = _each(find, (sequence(draw.randrange(count)) for _ in range(options.lookups)))
-    misses = _each(find, (sequence(3 * count + draw.randrange(count) + 64) for _ in range(options.lookups)))
-    evict = _mean(lambda _: cache.evict(options.block * _PAIR_BYTES), range(max(blocks // 2, 1)))
-    return _result("block", blocks, hits, misses, options.path, insert / blocks, evict, begin, held)
+    # Batches, as the tokens of all sequences at once would fill the memory.
+    batches = [range(first, min(first + 1000, count)) for first in range(0, count, 1000)]
+    insert = sum(_mean(lambda ids: cache.insert(ids, layers), map(sequence, each)) * len(each) for each in batches)
+    size, blocks = _memory() - begin, cache.stats().stored_rows // block
+    lookups = _lookups(options, find, count, sequence, path)
+    evict = _mean(lambda _: cache.evict(block * _PAIR_BYTES), range(max(blocks // 2, 1)))
+    insert /= blocks
+    return {"unit": "block", "entries": blocks, **lookups, "insert_us": insert, "evict_us": evict, "nbytes": size}
 
 
 SUBJECTS: dict[str, Callable[[LookupOptions], dict[str, Any]]] = {
@@ -253,45 +253,28 @@ def _mean(call: Callable[[Any], object], things: Iterable[Any]) -> float:
     return (time.perf_counter() - begin) / len(ready) * 1e6
 
 
-def _batches(count: int, size: int) -> list[range]:
-    return [range(first, min(first + size, count)) for first in range(0, count, size)]
-
-
-def _result(
-    unit: str,
-    entries: int,
-    hits: np.ndarray,
-    misses: np.ndarray,
-    units: int,
-    insert: float,
-    evict: float,
-    begin: int | None,
-    held: int | None,
+def _lookups(
+    options: LookupOptions, find: Callable[[Any], None], count: int, name: Callable[[int], Any], units: int = 1
 ) -> dict[str, Any]:
-    return {
-        "unit": unit,
-        "entries": entries,
-        "hit_us": _percentiles(hits),
-        "miss_us": _percentiles(misses),
-        "unit_us": _percentiles(hits / units),
-        "insert_us": insert,
-        "evict_us": evict,
-        "bytes_per_entry": None if begin is None or held is None else (held - begin) / entries,
-    }
+    """Percentiles of look-ups of ``name(i)``, which is held for i below ``count``; each finds ``units`` units."""
+    draw = random.Random(options.seed)
+    hits = _each(find, (name(draw.randrange(count)) for _ in range(options.lookups)))
+    misses = _each(find, (name(count + 64 + draw.randrange(count)) for _ in range(options.lookups)))
+    return {"hit_us": _percentiles(hits), "miss_us": _percentiles(misses), "unit_us": _percentiles(hits / units)}
 
 
 def _percentiles(micros: np.ndarray) -> dict[str, float]:
     return dict(zip(("p50", "p90", "p99"), map(float, np.percentile(micros, (50, 90, 99))), strict=True))
 
 
-def _memory() -> int | None:
-    """Resident bytes of this process, once what is free was given back; None where the system does not tell."""
+def _memory() -> float:
+    """Resident bytes of this process, once what is free was given back; not a number where the system does not tell."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)  # glibc keeps freed memory, and the next measurement would live off it
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, AttributeError, TypeError):
-        return None
+        return math.nan
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -322,7 +305,7 @@ def _table(figures: dict[str, Any]) -> Table:
 def _cells(result: dict[str, Any]) -> Iterator[str]:
     for figure in (result["hit_us"]["p50"], result["hit_us"]["p99"], result["miss_us"]["p50"]):
         yield f"{figure:.2f}"
-    judged = {**result["unit_us"], "insert": result["insert_us"], "evict": result["evict_us"]}
+    judged = _judged(result)
     for name in TARGETS_US:
         yield f"[red]{judged[name]:.2f}[/]" if name in result["missed"] else f"{judged[name]:.2f}"
     size = result["bytes_per_entry"]

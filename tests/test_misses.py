@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from blend import Blender, Chunk, FirstK, FullReuse, KVDeviation, MemoryStore, Prompt, PromptError, QueryAttention
-from blend.errors import CorruptEntry
+from blend.errors import CorruptEntry, StoreError
 from blend.stores.base import Store
 from blend.stores.codecs import Plain
 from blend.stores.entry import pack, read_head
@@ -246,6 +246,13 @@ def test_a_wrong_choice_says_what_there_is(option):
     ((name, value),) = option.items()
     with pytest.raises(PromptError, match=f"{name} is '{value}': choose '"):
         make(**option)
+
+
+def test_a_store_that_cannot_be_opened_leaves_the_model_as_it_was():
+    model = tiny_model("llama", torch.float32)
+    with pytest.raises(StoreError, match="gopher"):
+        Blender(model, None, check=False, store="gopher://hole")
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 # --- once for all who want it ------------------------------------------------------------------------------

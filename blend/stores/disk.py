@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +78,10 @@ class DiskStore(Store):
         self._uses: list[tuple[str, float]] = []
         self._pins: dict[str, int] = {}
         self._open_folder = Folder(self.folder, sync)
-        self._open_index: Index | None = None
+        self._agreed = False
         try:
-            with self._open_folder.locked():
-                self._index()
+            with self._open_folder.locked(), self._index():
+                pass
         except (OSError, sqlite3.Error) as error:
             raise StoreUnavailable(f"the store in {self.folder} cannot be opened: {error}") from error
         _OPEN.add(self)
@@ -148,28 +150,18 @@ class DiskStore(Store):
         return self._changed(lambda _: self._unpin(name_of(key)))
 
     def close(self) -> None:
-        if self._open_index is not None:
+        if not self._open_folder.closed:
             self._changed(self._book_uses)
-        if self._open_index is not None:
-            self._open_index.close()
-            self._open_index = None
-        self._pins.clear()
-        self._open_folder.close()
+            self._pins.clear()
+            self._open_folder.close()
 
     def _changed(self, work: Callable[[Index], bool]) -> bool:
         """Does ``work`` under the lock. A disk that fails is counted, and False."""
         try:
-            with self._this_process().locked():
-                index = self._index()
-                try:
-                    done = work(index)
-                    index.commit()
-                    return done
-                except BaseException:
-                    index.rollback()
-                    raise
+            with self._this_process().locked(), self._index() as index:
+                return work(index)
         except (OSError, sqlite3.Error, StoreUnavailable):
-            self._open_index = None  # it may be what failed
+            self._agreed = False  # the index may be what failed
             self.stats.add(failures=1)
             return False
 
@@ -246,18 +238,18 @@ class DiskStore(Store):
         return self._open_folder
 
     def _forked(self) -> None:
-        """A child starts as a process of its own; index, uses and pins are the parent's."""
-        _PARENTS.append(self._open_index)
+        """A child starts as a process of its own; uses and pins are the parent's."""
         self._open_folder.forked()
-        self._open_index, self._uses, self._pins = None, [], {}
+        self._uses, self._pins = [], {}
 
-    def _index(self) -> Index:
-        """The index that all processes use now. Needs the lock."""
-        if self._open_index is None or not self._open_index.current:
-            index = open_index(self._open_folder, self._policy)
-            self.stats.add(corrupt=agree(index, self._open_folder))
-            self._open_index = index
-        return self._open_index
+    @contextmanager
+    def _index(self) -> Iterator[Index]:
+        """The index, which says what the folder says. Needs the lock."""
+        with open_index(self._open_folder, self._policy, check=not self._agreed) as index:
+            if index.new or not self._agreed:
+                self.stats.add(corrupt=agree(index, self._open_folder))
+                self._agreed = True
+            yield index
 
     def _key(self, file: EntryFile) -> str | None:
         """A listed file's key; None for what is no entry, or left meanwhile."""
@@ -311,13 +303,12 @@ class DiskStore(Store):
         self._uses.append((name_of(key), time.time()))
         if len(self._uses) >= _USES:
             try:
-                with self._this_process().locked(wait=False) as got:  # if it is taken, the next use tries again
-                    if got:
-                        index = self._index()
-                        self._book_uses(index)
-                        index.commit()
+                with self._this_process().locked(wait=False) as got:
+                    if got:  # else the next use tries again
+                        with self._index() as index:
+                            self._book_uses(index)
             except (OSError, sqlite3.Error, StoreUnavailable):
-                self._open_index = None
+                self._agreed = False
                 self.stats.add(failures=1)
 
     def _book_uses(self, index: Index) -> bool:
@@ -353,14 +344,31 @@ class _Layers(LazyLayers):
 
 
 _OPEN: weakref.WeakSet[DiskStore] = weakref.WeakSet()
-_PARENTS: list[Index | None] = []
-"""A forked child must not even close what its parent has open in SQLite, hence keeps it."""
+"""All stores of this process, for the sake of those it forks."""
 
 
-def _after_fork() -> None:
-    for store in list(_OPEN):
-        store._forked()
+class _Forking:
+    """Lets a process fork only while none of its threads is changing a folder; the child then starts anew."""
+
+    def __init__(self) -> None:
+        self._held: list[threading.Lock] = []
+
+    def before(self) -> None:
+        self._held = [store._open_folder.mutex for store in list(_OPEN)]
+        for mutex in self._held:
+            mutex.acquire()
+
+    def after(self) -> None:
+        for mutex in self._held:
+            mutex.release()
+        self._held = []
+
+    def in_child(self) -> None:
+        self.after()
+        for store in list(_OPEN):
+            store._forked()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    _forking = _Forking()
+    os.register_at_fork(before=_forking.before, after_in_parent=_forking.after, after_in_child=_forking.in_child)

@@ -87,6 +87,9 @@ class Folder:
         root: made if it is not there.
         sync: wait until the disk has what was written.
 
+    Attributes:
+        mutex: held, besides the lock, by the one thread of this process that holds that.
+
     Raises:
         StoreUnavailable: the folder cannot be made or written to, or this is no POSIX system.
     """
@@ -100,7 +103,7 @@ class Folder:
         self.index = root / "index.sqlite"
         self._flock, self._lock_ex, self._lock_nb = fcntl.flock, fcntl.LOCK_EX, fcntl.LOCK_NB
         self._sync = sync
-        self._mutex = threading.Lock()
+        self.mutex = threading.Lock()
         self._serial = itertools.count()
         self._live = root / "live"
         self._own = self._live / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
@@ -128,7 +131,7 @@ class Folder:
 
         The kernel lets go of it when its holder dies.
         """
-        if not self._mutex.acquire(blocking=wait):
+        if not self.mutex.acquire(blocking=wait):
             yield False
             return
         try:
@@ -139,7 +142,7 @@ class Folder:
             finally:
                 os.close(descriptor)
         finally:
-            self._mutex.release()
+            self.mutex.release()
 
     def files(self) -> Iterator[EntryFile]:
         """All entries, in no order. One that leaves meanwhile may be missing."""

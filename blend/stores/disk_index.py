@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import weakref
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -37,39 +35,52 @@ _COLUMNS = "name, nbytes, cost, priority, expires, uses, used, band, value"
 
 
 class Index:
-    """One row per entry file, scored by a policy. Every call needs the folder's lock; :meth:`commit` ends a change.
+    """One row per entry file, scored by a policy. Lives for one change, under the folder's lock.
 
-    A killed process takes back what it had not committed. A power cut may take back more, and never tears the table.
+    A context manager: what was changed is committed at its end, or taken back where it ends with an error. A killed
+    process takes back what it had not committed, too. A power cut may damage the table, which ``check`` finds.
+
+    It is opened for each change, since nothing of SQLite may be open across a fork, and so that all processes see the
+    same table even after one of them built it anew.
 
     Args:
         path: the table's file; made if it is not there.
         policy: who leaves first.
+        check: look for damage on every page.
 
     Raises:
         sqlite3.Error: this is no table of ours, or it is damaged.
+
+    Attributes:
+        new: the table was made now.
     """
 
-    def __init__(self, path: Path, policy: Policy) -> None:
+    def __init__(self, path: Path, policy: Policy, *, check: bool = False) -> None:
         self._policy = policy
         self._db = sqlite3.connect(path, check_same_thread=False)
-        self._finalizer = weakref.finalize(self, _close, os.getpid(), self._db)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._path = path
-        self._inode = os.stat(path).st_ino
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        if not self._number("SELECT count(*) FROM sqlite_master"):
-            self._db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
-        if self._number("PRAGMA user_version") != VERSION or self._text("PRAGMA quick_check") != "ok":
-            raise sqlite3.DatabaseError("the index is damaged, or of another version")
-        self._resume()
-
-    @property
-    def current(self) -> bool:
-        """Whether the file that is open here is still the one that others open."""
         try:
-            return os.stat(self._path).st_ino == self._inode
-        except FileNotFoundError:
-            return False
+            self._db.execute("PRAGMA synchronous = OFF")
+            self._db.execute("PRAGMA journal_mode = TRUNCATE")
+            self.new = not self._number("SELECT count(*) FROM sqlite_master")
+            if self.new:
+                self._db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+            if self._number("PRAGMA user_version") != VERSION:
+                raise sqlite3.DatabaseError("the index is of another version")
+            if check and self._text("PRAGMA quick_check") != "ok":
+                raise sqlite3.DatabaseError("the index is damaged")
+        except BaseException:
+            self._db.close()
+            raise
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._db.commit()
+        finally:
+            self._db.close()  # takes back what was not committed
 
     @property
     def nbytes(self) -> int:
@@ -127,18 +138,10 @@ class Index:
         self._policy.evicted(entry)
 
     def commit(self) -> None:
-        """Makes all changes since the last commit last."""
+        """Makes what was changed so far last."""
         self._db.commit()
 
-    def rollback(self) -> None:
-        """Takes all changes since the last commit back."""
-        self._db.rollback()
-
-    def close(self) -> None:
-        """Lets go of the file."""
-        self._finalizer()
-
-    def _resume(self) -> None:
+    def resume(self) -> None:
         """Takes over the scores there are; those of another policy mean nothing here and are given anew."""
         if self._text("SELECT policy FROM ranked") == self._policy.name:
             lowest = self._db.execute("SELECT band, value FROM entry ORDER BY band, value LIMIT 1").fetchone()
@@ -150,7 +153,6 @@ class Index:
             entry.uses, entry.score = 1, (0, 0.0)
             self._write(entry)
         self._db.execute("UPDATE ranked SET policy = ?", (self._policy.name,))
-        self.commit()
 
     def _expire(self, now: float) -> None:
         """Priorities whose time is over fall to the default."""
@@ -185,9 +187,3 @@ class Index:
 
 def _entry(row: tuple[str, int, float, int, float | None, int, float, int, float]) -> Entry:
     return Entry(*row[:7], (row[7], row[8]))
-
-
-def _close(pid: int, db: sqlite3.Connection) -> None:
-    # A connection must not be touched in a forked child.
-    if os.getpid() == pid:
-        db.close()

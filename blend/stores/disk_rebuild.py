@@ -16,16 +16,19 @@ from blend.stores.eviction import Policy
 __all__ = ["agree", "open_index", "written_key"]
 
 
-def open_index(folder: Folder, policy: Policy) -> Index:
-    """The folder's index; a damaged one is replaced by an empty one. Needs the lock.
+def open_index(folder: Folder, policy: Policy, *, check: bool) -> Index:
+    """The folder's index; one that is damaged, or not ours, is replaced by an empty one. Needs the lock.
+
+    Args:
+        check: look for damage on every page.
 
     Raises:
         sqlite3.Error: neither is possible.
     """
     try:
-        return Index(folder.index, policy)
+        return Index(folder.index, policy, check=check)
     except sqlite3.DatabaseError:
-        for ending in ("", "-wal", "-shm"):
+        for ending in ("", "-journal"):
             Path(f"{folder.index}{ending}").unlink(missing_ok=True)
         return Index(folder.index, policy)
 
@@ -45,8 +48,8 @@ def agree(index: Index, folder: Folder) -> int:
             index.resize(file.name, file.nbytes)
     for name in rows:
         index.remove(name)
+    index.resume()
     folder.pinned()
-    index.commit()
     return damaged
 
 

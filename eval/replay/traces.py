@@ -34,6 +34,8 @@ __all__ = ["KNOWN_TRACES", "Request", "Trace", "TraceError", "find_trace", "read
 KNOWN_TRACES = ("mooncake_conversation", "agent_miniswe", "agent_magagent", "tau_airline", "mtrag_passages")
 """Names that are looked for in ``$KVBLEND_DATA/traces``."""
 
+_DATA = "../shared/data"  # where KVBLEND_DATA is not set
+
 BLOCK_ROWS = 512
 CHARACTERS_PER_ROW = 4
 PASSAGE_ROWS = 128
@@ -121,14 +123,12 @@ def find_trace(trace: str) -> Path:
     """
     if Path(trace).is_file():
         return Path(trace)
-    folder = os.environ.get("KVBLEND_DATA")
+    folder = os.environ.get("KVBLEND_DATA", _DATA)
     if trace not in KNOWN_TRACES:
         raise TraceError(f"no file {trace!r}: give the path of a JSONL trace, or one of {', '.join(KNOWN_TRACES)}")
-    if folder is None:
-        raise TraceError(f"{trace} is looked for in $KVBLEND_DATA/traces, and KVBLEND_DATA is not set")
     path = Path(folder) / "traces" / f"{trace}.jsonl"
     if not path.is_file():
-        raise TraceError(f"no file {path}: KVBLEND_DATA is {folder!r}, which holds no such trace")
+        raise TraceError(f"no file {path}: set KVBLEND_DATA to the folder that has traces/{path.name}")
     return path
 
 
