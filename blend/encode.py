@@ -28,7 +28,7 @@ class EncodePlan(NamedTuple):
         fingerprint: of model and tokenizer, part of every key.
         salt: tenant salt, part of every key.
         batch_rows: rows (padding included) per forward pass; one chunk always goes, however long.
-        codec: name of the store's codec, part of every key.
+        codec: what the store's codec loses, by name, part of every key.
         adapter: id of the model's adapter, part of every key.
     """
 

@@ -32,7 +32,7 @@ from blend.setup import Found, Setup
 
 __all__ = ["fuse", "prefill"]
 
-_BYPASS_ROWS = 256  # below that a prompt takes milliseconds either way
+_TELLING_ROWS = 256  # shorter prompts take milliseconds either way, and their measurements are noise
 
 
 @dataclass
@@ -183,7 +183,7 @@ def _better_prefilled(request: _Request, plan: LoadPlan, bypass: bool) -> str | 
     if request.missing and setup.on_miss == "prefill":
         setup.encode_afterwards(request.missing, prompt.system)
         return f"{len(request.missing)} of {len(request.wanted)} chunks are not in the store"
-    if not bypass or len(prompt) < _BYPASS_ROWS:
+    if not bypass or len(prompt) < _TELLING_ROWS:
         return None
     fused = setup.pace.seconds(("fuse", request.selector), _work(request), len(prompt))
     if fused and plan.full_seconds and fused > plan.full_seconds:
@@ -235,7 +235,9 @@ def _worthwhile(setup: Setup, rows: int, total: int) -> bool:
     not. As long as this machine has not shown both, that counts for an eighth of the rows (measured on one CPU core).
     """
     full, behind = setup.pace.seconds("full", total, total), setup.pace.seconds("past", total - rows, total)
-    return rows * 8 >= total if full is None or behind is None else behind < full
+    if full is None or behind is None or total < _TELLING_ROWS:
+        return rows * 8 >= total
+    return behind < full
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -28,8 +28,8 @@ def chunk_key(
         prelude: token ids that the chunk is encoded behind.
         ids: the chunk's token ids.
         salt: separates tenants; set by the server side, never by a prompt.
-        codec: name of the codec that the KV goes through on its way in and out; KV that lost digits is not the KV
-            that lost none.
+        codec: what the KV loses on its way in and out, by its codec's name; KV that lost digits is not the KV that lost
+            none.
         adapter: id of the adapter (LoRA) that the model runs with; "" for none.
     """
     texts = (str(FORMAT_VERSION), fingerprint, salt, codec, adapter)

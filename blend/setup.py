@@ -19,7 +19,7 @@ from blend.pace import Pace
 from blend.prefix import PrefixCache, PrefixHit
 from blend.prompt import Prompt
 from blend.stores import Store
-from blend.stores.codecs import LayerSpec, codec_by_name
+from blend.stores.codecs import codec_by_name
 
 __all__ = ["Found", "OnMiss", "Prelude", "Setup"]
 
@@ -84,9 +84,8 @@ class Setup:
     def plan(self, system: tuple[int, ...]) -> EncodePlan:
         """How the chunks of a prompt with this system part are encoded and named."""
         prelude = {"none": (), "bos": self.bos, "system": system}[self.prelude]
-        # Lossless codecs share their entries' keys: what comes out is the same.
-        codec = "none" if self.lossless else self.store.codec
-        return EncodePlan(prelude, self.fingerprint, self.salt, self.batch_rows, codec, self.adapter)
+        loss = codec_by_name(self.store.codec).loss
+        return EncodePlan(prelude, self.fingerprint, self.salt, self.batch_rows, loss, self.adapter)
 
     # --- the prefix path --------------------------------------------------------------------------
 
@@ -192,10 +191,7 @@ class Setup:
 
     def _as_read(self, kv: ChunkKV) -> ChunkKV:
         """As a later hit will see it, so that the first answer is the same as the second."""
-        codec = codec_by_name(self.store.codec)
-        if codec.lossless:
-            return kv
-        return kv.with_layers(tuple(codec.decode(codec.encode(k, v), LayerSpec.of(k, v)) for k, v in kv.layers))
+        return kv.with_layers(codec_by_name(self.store.codec).round_trip(kv.layers))
 
     def _ours(self, kv: ChunkKV, chunk: Chunk) -> bool:
         """Whether an entry is what its key says; keys are hashes, but stores are shared."""

@@ -393,15 +393,15 @@ def test_fusing_that_turned_out_slower_is_bypassed():
 
 
 def test_a_short_known_prefix_is_used_when_that_is_quicker():
-    blender, prompt = make(), Prompt((), (), tiny_ids(100, 1))
+    blender, prompt = make(), Prompt((), (), tiny_ids(400, 1))
     blender.prefill(Prompt((), (), prompt.ids[:10]))
     report = blender.prefill(prompt, remember=False).report
     assert report.prefix_rows == 0
     assert "too short to save anything" in report.fallback
     for _ in range(5):
-        blender.setup.pace.note("full", 100, 100, 1.0)
-        blender.setup.pace.note("past", 90, 100, 0.1)
+        blender.setup.pace.note("full", 400, 400, 1.0)
+        blender.setup.pace.note("past", 390, 400, 0.1)
     assert blender.prefill(prompt, remember=False).report.prefix_rows == 10
     for _ in range(5):
-        blender.setup.pace.note("past", 90, 100, 2.0)
+        blender.setup.pace.note("past", 390, 400, 2.0)
     assert blender.prefill(prompt, remember=False).report.prefix_rows == 0

@@ -109,7 +109,7 @@ def test_a_trace_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(TraceError, match=r"no file 'nowhere': give the path .*mooncake_conversation, agent_miniswe"):
         find_trace("nowhere")
     monkeypatch.setenv("KVBLEND_DATA", str(tmp_path))
-    with pytest.raises(TraceError, match="set KVBLEND_DATA to the folder that has traces/tau_airline.jsonl"):
+    with pytest.raises(TraceError, match=r"set KVBLEND_DATA to the folder that has traces/tau_airline.jsonl"):
         find_trace("tau_airline")
     (tmp_path / "traces").mkdir()
     write(tmp_path / "traces" / "tau_airline.jsonl", *segments([("a", 1)]))
@@ -118,7 +118,7 @@ def test_a_trace_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shared").mkdir()
     (tmp_path / "traces").rename(tmp_path / "shared" / "data")
-    with pytest.raises(TraceError, match="no file .*shared/data"):
+    with pytest.raises(TraceError, match=r"no file .*shared/data"):
         find_trace("tau_airline")
 
 

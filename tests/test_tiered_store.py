@@ -411,6 +411,21 @@ def test_the_codec_is_what_loses_digits(codecs, common):
     assert TieredStore([Coded(codec) for codec in codecs]).codec == common
 
 
+@pytest.mark.parametrize("write", ["back", "through"])
+def test_an_entry_does_not_change_with_the_tier_it_comes_from(tmp_path, write):
+    kv = tiny_kv("a", rows=9)
+    upper = MemoryStore()
+    store = TieredStore([upper, DiskStore(tmp_path, codec="int8")], write=write)
+    store.put(kv)
+    first = store.get("a")
+    assert not same_kv(first, kv), "int8 has lost nothing"
+    store.flush()
+    upper.delete("a")
+    assert same_kv(store.get("a"), first), "from below"
+    assert same_kv(upper.get("a"), first), "promoted"
+    store.close()
+
+
 def test_two_lossy_codecs_are_refused():
     with pytest.raises(StoreError, match="int4, int8"):
         TieredStore([Coded("int8"), Coded("int4")])

@@ -56,7 +56,7 @@ class Store(ABC):
     """Maps content keys to chunk KV. An absent entry is a miss (None), never an error. Safe to share by threads.
 
     Attributes:
-        codec: name of the codec that entries go through; part of every key (``none``: what comes out is what went in).
+        codec: name of the codec that entries go through; what it loses is part of every key (``none``: nothing).
     """
 
     codec: str = "none"

@@ -36,6 +36,7 @@ HEAD_GUESS = 32 << 10
 
 _DIGEST = 16
 _ALIGN = 8
+_COMPACT = (",", ":")
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
@@ -146,7 +147,8 @@ def pack(kv: ChunkKV, codec: Codec) -> Packed:
     for index, (keys, values) in enumerate(kv.layers):
         specs.append(LayerSpec.of(keys, values))
         blob = bytearray()
-        arrays = codec.encode(keys, values)
+        # Wide dtypes first, so that each array begins where its dtype may.
+        arrays = dict(sorted(codec.encode(keys, values).items(), key=lambda item: -item[1].element_size()))
         size = sum(x.numel() * x.element_size() for x in arrays.values())
         for name, array in _padded(arrays, size).items():
             data = _raw(array)
@@ -157,7 +159,9 @@ def pack(kv: ChunkKV, codec: Codec) -> Packed:
         offset += len(blob)
     rows = 1 + len(layers)
     checks = {"check": _described(torch.uint8, (rows, _DIGEST), (0, _DIGEST * rows))}
-    text = json.dumps({"__metadata__": {"kvblend": _metadata(kv, codec, specs)}, **checks, **table}).encode()
+    text = json.dumps(
+        {"__metadata__": {"kvblend": _metadata(kv, codec, specs)}, **checks, **table}, separators=_COMPACT
+    ).encode()
     text += b" " * (-len(text) % _ALIGN)
     digests = b"".join(xxhash.xxh3_128_digest(layer) for layer in layers)
     front = len(text).to_bytes(8, "little") + text
@@ -256,7 +260,8 @@ def _metadata(kv: ChunkKV, codec: Codec, specs: Sequence[LayerSpec]) -> str:
             "length": kv.length,
             "retention": kv.retention,
             "layers": [(s.key_shape, s.value_shape, _DTYPES[s.key_dtype], _DTYPES[s.value_dtype]) for s in specs],
-        }
+        },
+        separators=_COMPACT,
     )
 
 
@@ -271,6 +276,8 @@ def _padded(arrays: dict[str, Tensor], size: int) -> dict[str, Tensor]:
 
 
 def _raw(array: Tensor) -> memoryview:
+    if not array.numel():
+        return memoryview(b"")  # an empty array may have strides that no view can have
     flat: Any = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
 

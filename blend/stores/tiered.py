@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 from torch import Tensor
@@ -43,6 +44,9 @@ class TieredStore(Store):
     A put waits while more than ``queue_bytes`` wait to be written: an entry has cost more seconds than writing it
     takes, and dropping it from the queue would lose it as soon as tier 0 needs the room. A promotion does not wait,
     since its entry is safe below.
+
+    Where one tier's codec loses digits, those without get what it gives back, so that an entry does not change with the
+    tier it comes from. (Promoted into another tier with the codec it is rounded once more.)
 
     Args:
         tiers: fastest first. They belong to this store from now on, and are closed with it.
@@ -106,15 +110,17 @@ class TieredStore(Store):
     def put(self, kv: ChunkKV) -> bool:
         below = self._tiers[1:]
         own = _own_copy(kv) if below and self._write_back else kv
+        read = own.with_layers(codec_by_name(self.codec).round_trip(own.layers))
         with self._lock:
             self._changes[_slot(kv.key)] += 1
-            kept = self._tiers[0].put(own)
+            kept = self._tiers[0].put_as(own, read)
         if kept and below and self._write_back:
-            return self._writer.add(Job(own, lambda kv: _put_all(below, kv), own.nbytes), wait=True)
+            nbytes = own.nbytes if read.layers is own.layers else 2 * own.nbytes
+            return self._writer.add(Job(read, partial(_put_all, below, own), nbytes), wait=True)
         if not kept:
             self._tiers[0].delete(kv.key)  # an older one
         self._writer.cancel(kv.key)
-        kept = sum(tier.put(own) for tier in below) > 0 or kept
+        kept = _put_all(below, own, read) or kept
         self._own.add(refused=not kept)
         return kept
 
@@ -196,7 +202,7 @@ class TieredStore(Store):
 
             def run(kv: ChunkKV) -> None:
                 if changes[slot] == since:
-                    _put_all(between, kv)
+                    _put_all(between, kv, kv)
 
             self._writer.add(Job(kv, run, kv.nbytes), wait=False)
 
@@ -207,6 +213,7 @@ class _Tier:
     def __init__(self, store: Store, stats: StoreStats, clock: Callable[[], float]) -> None:
         self._store = store
         self._stats = stats
+        self._loses = not codec_by_name(store.codec).lossless
         self._breaker = Breaker(f"the tier {type(store).__name__}", (Exception,), clock=clock)
 
     def ask(self, ask: Callable[[Store], T], otherwise: T) -> T:
@@ -223,6 +230,11 @@ class _Tier:
 
     def put(self, kv: ChunkKV) -> bool:
         return self.ask(lambda store: store.put(kv), False)
+
+    def put_as(self, own: ChunkKV, read: ChunkKV) -> bool:
+        """Puts an entry, or what other tiers will give back for it where this one loses nothing: an entry must not
+        change with the tier it comes from."""
+        return self.put(own if self._loses else read)
 
     def delete(self, key: str) -> bool:
         return self.ask(lambda store: store.delete(key), False)
@@ -260,7 +272,7 @@ class _Promoting(Sequence[tuple[Tensor, Tensor]]):
 
 def _common_codec(tiers: Sequence[Store]) -> str:
     """The one lossy codec among those of the tiers, or ``none``; packing without loss changes nothing."""
-    lossy = {store.codec.removesuffix("+zstd") for store in tiers if not codec_by_name(store.codec).lossless}
+    lossy = {codec_by_name(store.codec).loss for store in tiers} - {"none"}
     if len(lossy) > 1:
         raise StoreError(
             f"the tiers have the codecs {', '.join(sorted(lossy))}, each of which loses other digits: "
@@ -274,9 +286,9 @@ def _own_copy(kv: ChunkKV) -> ChunkKV:
     return kv.with_layers(tuple((keys.to("cpu", copy=True), values.to("cpu", copy=True)) for keys, values in kv.layers))
 
 
-def _put_all(tiers: Sequence[_Tier], kv: ChunkKV) -> None:
-    for tier in tiers:
-        tier.put(kv)
+def _put_all(tiers: Sequence[_Tier], own: ChunkKV, read: ChunkKV) -> bool:
+    """Puts an entry into every tier; whether any took it."""
+    return sum(tier.put_as(own, read) for tier in tiers) > 0
 
 
 def _slot(key: str) -> int:

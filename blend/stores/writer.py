@@ -21,7 +21,7 @@ class Job(NamedTuple):
     """
 
     kv: ChunkKV
-    run: Callable[[ChunkKV], None]
+    run: Callable[[ChunkKV], object]
     nbytes: int
 
 

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from blend.chunk import KVLayers
+
 __all__ = ["Codec", "LayerSpec", "Side", "SideCodec"]
 
 Side: TypeAlias = Literal["key", "value"]
@@ -41,6 +43,17 @@ class Codec(ABC):
 
     name: str
     lossless: bool = False
+
+    @property
+    def loss(self) -> str:
+        """What is lost, by name: part of the keys of entries, so that codecs of the same loss share them."""
+        return "none" if self.lossless else self.name
+
+    def round_trip(self, layers: KVLayers) -> KVLayers:
+        """Layers as they come out again."""
+        if self.lossless:
+            return layers
+        return tuple(self.decode(self.encode(k, v), LayerSpec.of(k, v)) for k, v in layers)
 
     @abstractmethod
     def encode(self, keys: Tensor, values: Tensor) -> dict[str, Tensor]:

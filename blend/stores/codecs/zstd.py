@@ -43,6 +43,10 @@ class Zstd(Codec):
         self.name = "zstd" if inner is None else f"{inner.name}+zstd"
         self.lossless = self.inner.lossless
 
+    @property
+    def loss(self) -> str:
+        return self.inner.loss
+
     def encode(self, keys: Tensor, values: Tensor) -> dict[str, Tensor]:
         squeeze = zstandard.ZstdCompressor(level=_LEVEL).compress
         table, frames = [], []
