@@ -114,11 +114,12 @@ def is_roomy(limit: int) -> bool:
     return limit > 1 << 28
 
 
-def bytes_held(folder: Path) -> int:
-    """Bytes of all entry files, while everybody holds still."""
+def seen_while_all_hold_still(folder: Path, pid: int) -> tuple[int, bool]:
+    """Bytes of all entry files, and whether a dead process left half a file (that nobody has swept yet)."""
     with open(folder / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return sum(path.stat().st_size for path in folder.glob("??/*.safetensors"))
+        held = sum(path.stat().st_size for path in folder.glob("??/*.safetensors"))
+        return held, any(any(place.glob("*.tmp")) for place in folder.glob(f"live/{pid}-*"))
 
 
 def look(store: DiskStore, worker: Worker, roomy: bool) -> None:
@@ -142,8 +143,8 @@ def main(folder: Path, kills: int, limit: int, seed: int) -> dict[str, object]:
         number = draw.choice([*range(WRITERS)] * 3 + [*range(WRITERS, WRITERS + READERS)])
         victim = workers[number]
         victim.kill(draw)
-        mid_write += any((folder / "live").glob(f"{victim.pid}-*/*.tmp"))
-        held = bytes_held(folder)
+        held, half = seen_while_all_hold_still(folder, victim.pid)
+        mid_write += half
         assert held <= limit, f"{held} bytes are held, and the limit is {limit}"
         most = max(most, held)
         look(store, victim, is_roomy(limit))

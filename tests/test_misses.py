@@ -405,3 +405,24 @@ def test_a_short_known_prefix_is_used_when_that_is_quicker():
     for _ in range(5):
         blender.setup.pace.note("past", 390, 400, 2.0)
     assert blender.prefill(prompt, remember=False).report.prefix_rows == 0
+
+
+# --- what is exact, and what is not ------------------------------------------------------------------------
+
+
+@every_selector
+def test_fused_kv_is_never_served_as_exact(selector):
+    """What fusing has left behind changes no later plain answer, however much the prompts share."""
+    prompt = tiny_prompt(3)
+    longer = Prompt(prompt.system, prompt.chunks, (*prompt.question, *tiny_ids(5, 77)))
+    blender = make()
+    fusion = blender.fuse(prompt, selector=selector)
+    assert not fusion.exact
+    assert fusion.report.prefix_rows <= len(prompt.system)
+    plain = blender.prefill(longer)
+    assert plain.exact
+    assert plain.report.prefix_rows <= len(prompt.system)
+    assert torch.allclose(plain.logits, make().prefill(longer).logits, atol=1e-5)
+    follow_up = blender.fuse(longer, selector=selector, past=fusion)
+    assert follow_up.report.context_rows > 0
+    assert not follow_up.exact, "a follow-up of an approximate context is approximate"

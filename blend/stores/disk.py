@@ -42,8 +42,8 @@ class DiskStore(Store):
     used after a fork, in parent and child.
 
     Entries are mapped, not read: their pages are the kernel's file pages, and stay valid after the entry left. Nobody
-    but a store may change or cut files in place. The folder must be on a local disk: file locks, and the index's
-    shared memory, are not to be relied on over NFS and its like; use one of the remote stores between machines.
+    but a store may change or cut files in place. The folder must be on a local disk: file locks and atomic
+    renames are not to be relied on over NFS and its like; use one of the remote stores between machines.
 
     Args:
         folder: made if it is not there.
