@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from blend.errors import StoreError
 from blend.stores.base import Store
 from blend.stores.listing import listing
 from blend.stores.prune import Pruned, prune
+from eval.cli_options import dtype_of
 
 __all__ = ["app", "list_store", "prune_store", "verify_store"]
 
@@ -62,7 +64,7 @@ def list_store(store: Store, console: Console) -> dict[tuple[str, str], tuple[in
         group = (entry.fingerprint or "not usable here", entry.codec or "?")
         entries[group] += 1
         nbytes[group] += entry.nbytes
-    table = Table("model fingerprint", "codec", "entries", "MB")
+    table = Table(Column("model fingerprint", overflow="fold"), "codec", "entries", "MB")
     for group in sorted(entries):
         table.add_row(*group, f"{entries[group]:,}", _mb(nbytes[group]))
     console.print(table)
@@ -98,25 +100,21 @@ def prune_store(store: Store, keep: Collection[str], console: Console, dry_run: 
 
 
 def _open(url: str) -> Store:
+    """Opens a store that is there: these commands look after stores, and make none."""
     from blend.stores.url import open_store
 
+    scheme, found, place = url.partition("://")
+    folder = Path((place if found else url).partition("?")[0]).expanduser()
+    if (scheme == "file" or not found) and not folder.is_dir():
+        raise StoreError(f"there is no folder {folder}: name one that a store was opened in")
     return open_store(url)
 
 
 def _fingerprint(model: str, dtype: str | None) -> str:
     from blend import Blender
 
-    with Blender.from_pretrained(model, dtype=_dtype(dtype), check=False) as blender:
+    with Blender.from_pretrained(model, dtype=dtype_of(dtype), check=False) as blender:
         return blender.setup.fingerprint
-
-
-def _dtype(name: str | None) -> Any:
-    import torch
-
-    known = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, None: None}
-    if name not in known:
-        raise StoreError(f"dtype is {name!r}: choose bf16, fp16 or fp32")
-    return known[name]
 
 
 def _mb(nbytes: int) -> str:

@@ -196,3 +196,11 @@ def test_prune_by_the_name_of_a_model(disk, smollm2):
     assert run.exit_code == 0, run.output
     assert len(list(disk.keys())) == 1
     assert "old0" not in disk
+
+
+@pytest.mark.parametrize("url", ["{}", "file://{}", "file://{}?limit=1GiB"])
+def test_looking_after_a_folder_that_is_not_there_makes_none(tmp_path, url):
+    folder = tmp_path / "typo"
+    refused = CliRunner().invoke(app, ["ls", url.format(folder)])
+    assert f"there is no folder {folder}" in str(refused.exception)
+    assert not folder.exists()

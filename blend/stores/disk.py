@@ -6,11 +6,9 @@ import os
 import sqlite3
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from blend.chunk import ChunkKV
 from blend.errors import BudgetError, CorruptEntry, StoreError, StoreUnavailable
@@ -19,9 +17,11 @@ from blend.stores.codecs import Codec, codec_by_name
 from blend.stores.disk_folder import EntryFile, Folder, Mapped, name_of
 from blend.stores.disk_index import Index
 from blend.stores.disk_rebuild import agree, open_index, written_key
-from blend.stores.entry import Bytes, ForeignEntry, Head, LazyLayers, Packed, pack, read_head
+from blend.stores.entry import ForeignEntry, Packed, pack, read_head
 from blend.stores.eviction import Policy, policy_by_name
+from blend.stores.forking import watch_forks
 from blend.stores.listing import Listed
+from blend.stores.watched import WatchedLayers
 
 __all__ = ["DiskStore"]
 
@@ -84,7 +84,7 @@ class DiskStore(Store):
                 pass
         except (OSError, sqlite3.Error) as error:
             raise StoreUnavailable(f"the store in {self.folder} cannot be opened: {error}") from error
-        _OPEN.add(self)
+        watch_forks(self)
 
     @property
     def nbytes(self) -> int:
@@ -237,7 +237,12 @@ class DiskStore(Store):
             self._open_folder = Folder(self.folder, self._sync)
         return self._open_folder
 
-    def _forked(self) -> None:
+    @property
+    def fork_mutex(self) -> threading.Lock:
+        """Held by the thread of this process that changes the folder."""
+        return self._open_folder.mutex
+
+    def forked(self) -> None:
         """A child starts as a process of its own; uses and pins are the parent's."""
         self._open_folder.forked()
         self._uses, self._pins = [], {}
@@ -281,7 +286,13 @@ class DiskStore(Store):
                 start, stop = head.spans[index]
                 return file.data[start:stop]
 
-            kv = head.kv.with_layers(_Layers(head, read, self, file.inode)) if layerwise else head.whole(read)
+            kv = (
+                head.kv.with_layers(
+                    WatchedLayers(head, read, self.stats, lambda error: self._drop(key, file.inode, error))
+                )
+                if layerwise
+                else head.whole(read)
+            )
         except CorruptEntry as error:
             self.stats.add(misses=1)
             self._drop(key, file.inode, error)
@@ -316,59 +327,3 @@ class DiskStore(Store):
         for name, now in uses:
             index.use(name, now)
         return True
-
-
-class _Layers(LazyLayers):
-    """Layers of a mapped file; a damaged one is counted, and its file removed."""
-
-    def __init__(self, head: Head, read: Callable[[int], Bytes], store: DiskStore, inode: int) -> None:
-        super().__init__(head, read)
-        self._store = store
-        self._inode = inode
-        self._damaged = False
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return super().__getitem__(index)
-        begin = time.perf_counter()
-        try:
-            layer = super().__getitem__(index)
-        except CorruptEntry as error:
-            if not self._damaged:
-                self._damaged = True
-                self._store._drop(self.head.kv.key, self._inode, error)
-            raise
-        start, stop = self.head.spans[index]
-        self._store.stats.add(bytes_read=stop - start, read_seconds=time.perf_counter() - begin)
-        return layer
-
-
-_OPEN: weakref.WeakSet[DiskStore] = weakref.WeakSet()
-"""All stores of this process, for the sake of those it forks."""
-
-
-class _Forking:
-    """Lets a process fork only while none of its threads is changing a folder; the child then starts anew."""
-
-    def __init__(self) -> None:
-        self._held: list[threading.Lock] = []
-
-    def before(self) -> None:
-        self._held = [store._open_folder.mutex for store in list(_OPEN)]
-        for mutex in self._held:
-            mutex.acquire()
-
-    def after(self) -> None:
-        for mutex in self._held:
-            mutex.release()
-        self._held = []
-
-    def in_child(self) -> None:
-        self.after()
-        for store in list(_OPEN):
-            store._forked()
-
-
-if hasattr(os, "register_at_fork"):
-    _forking = _Forking()
-    os.register_at_fork(before=_forking.before, after_in_parent=_forking.after, after_in_child=_forking.in_child)

@@ -146,17 +146,16 @@ def pack(kv: ChunkKV, codec: Codec) -> Packed:
     offset = _DIGEST * (1 + len(kv.layers))
     for index, (keys, values) in enumerate(kv.layers):
         specs.append(LayerSpec.of(keys, values))
-        blob = bytearray()
         # Wide dtypes first, so that each array begins where its dtype may.
         arrays = dict(sorted(codec.encode(keys, values).items(), key=lambda item: -item[1].element_size()))
         size = sum(x.numel() * x.element_size() for x in arrays.values())
+        pieces = []
         for name, array in _padded(arrays, size).items():
-            data = _raw(array)
-            place = offset + len(blob), offset + len(blob) + len(data)
-            table[f"{index:03}.{name}"] = _described(array.dtype, array.shape, place)
-            blob += data
-        layers.append(bytes(blob))
-        offset += len(blob)
+            pieces.append(_raw(array))
+            stop = offset + len(pieces[-1])
+            table[f"{index:03}.{name}"] = _described(array.dtype, array.shape, (offset, stop))
+            offset = stop
+        layers.append(b"".join(pieces))
     rows = 1 + len(layers)
     checks = {"check": _described(torch.uint8, (rows, _DIGEST), (0, _DIGEST * rows))}
     text = json.dumps(

@@ -92,8 +92,8 @@ def _open(address: str) -> Store:
             "an empty address opens no store: write memory://8GiB, file:///folder, redis://host or s3://bucket"
         )
     scheme, found, rest = address.partition("://")
-    if not found:
-        return DiskStore(Path(address).expanduser())
+    if not found:  # a plain path
+        scheme, rest = "file", address
     place, _, query = rest.partition("?")
     match scheme.lower():
         case "memory":
