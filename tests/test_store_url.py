@@ -76,7 +76,7 @@ def test_a_policy(policy):
         ("file://~/kv", "home/kv"),
         ("file://with%20a%20space", "with a space"),
         ("file://with+plus", "with+plus"),
-        ("kv?limit=1", "kv"),
+        ("kv?limit=1GiB", "kv"),
         (Path("a/path"), "a/path"),
         (Path("a|b"), "a|b"),
     ],
