@@ -13,7 +13,7 @@ from typing import Literal
 from blend.chunk import ChunkKV
 from blend.selectors import Selector
 from blend.selectors.base import BudgetedSelector
-from blend.stores.entry import LazyLayers
+from blend.stores.lazy import LayerSequence
 
 __all__ = ["LoadPlan", "LoadReport", "Loading", "stored_bytes", "with_ratio"]
 
@@ -67,7 +67,7 @@ class LoadPlan:
 
 def stored_bytes(kv: ChunkKV) -> int:
     """Bytes that have yet to be read for it."""
-    return kv.layers.head.size if isinstance(kv.layers, LazyLayers) else 0
+    return kv.layers.stored_bytes if isinstance(kv.layers, LayerSequence) else 0
 
 
 def with_ratio(selector: Selector, ratio: float | None) -> Selector:

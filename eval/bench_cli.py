@@ -77,10 +77,10 @@ def bench_ttft(
 @bench.command("stores")
 def bench_stores(
     model: ModelOption = "smollm2",
-    rows: RowsOption = 4096,
+    rows: RowsOption = 2048,
     ratio: RatioOption = 0.15,
     chunk_rows: ChunkRowsOption = 512,
-    pairs: PairsOption = 5,
+    pairs: PairsOption = 3,
     system: Annotated[str, typer.Option(help="Method that fuses.")] = "prophetkv",
     codec: Annotated[str, typer.Option(help="Of the disk and Redis stores.")] = "none",
     folder: Annotated[Path | None, typer.Option(help="Of the disk store; a temporary one if not given.")] = None,

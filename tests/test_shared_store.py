@@ -98,6 +98,19 @@ def test_one_process_encodes_and_another_fuses_over_redis(redis_server):
     assert list(answer.ids) == apart["ids"], "nothing in between changes the answer"
 
 
+def test_what_lies_below_is_read_beside_computing_and_promoted(tmp_path):
+    prompt = tiny_prompt(7)
+    with make(f"file://{tmp_path}") as blender:
+        blender.encode(prompt.chunks, system=prompt.system)
+    blender = make(f"memory://1GiB | file://{tmp_path}")
+    first, second = (blender.fuse(prompt, selector=FirstK(0.3)) for _ in range(2))
+    assert sources(first) == sources(second) == ["hit"] * 3
+    assert first.report.load.nbytes > 0, "from disk"
+    assert second.report.load.nbytes == 0, "from memory"
+    assert torch.equal(first.logits, second.logits)
+    blender.close()
+
+
 # --- a server that goes and comes back -------------------------------------------------------------------
 
 

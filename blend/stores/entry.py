@@ -15,8 +15,8 @@ this one. A head is enough to know what an entry is, and any single layer can be
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, overload
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import xxhash
@@ -26,6 +26,7 @@ from blend.chunk import ChunkKV, Retention
 from blend.errors import CorruptEntry
 from blend.keys import FORMAT_VERSION
 from blend.stores.codecs import Codec, LayerSpec, codec_by_name
+from blend.stores.lazy import LayerSequence, Pair
 
 __all__ = ["HEAD_GUESS", "Bytes", "ForeignEntry", "Head", "LazyLayers", "Packed", "head_size", "pack", "read_head"]
 
@@ -113,30 +114,19 @@ class Head(NamedTuple):
         return self.kv.with_layers(tuple(self.layer(i, read(i)) for i in range(len(self.spans))))
 
 
-class LazyLayers(Sequence[tuple[Tensor, Tensor]]):
+class LazyLayers(LayerSequence):
     """Layers that are read, checked and decoded at each access; nothing is kept."""
 
     def __init__(self, head: Head, read: Callable[[int], Bytes]) -> None:
         self.head = head
+        self.stored_bytes = head.size
         self._read = read
 
     def __len__(self) -> int:
         return len(self.head.spans)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[tuple[Tensor, Tensor], ...]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"layer {index} of {len(self)}")
-        index %= len(self)
+    def layer(self, index: int) -> Pair:
         return self.head.layer(index, self._read(index))
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return (self[i] for i in range(len(self)))
 
 
 def pack(kv: ChunkKV, codec: Codec) -> Packed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from blend.errors import BudgetError, StoreUnavailable
 from blend.stores.base import Store
 from blend.stores.codecs import Codec, LayerSpec, codec_by_name
 from blend.stores.eviction import EvictionQueue, Policy, policy_by_name
+from blend.stores.lazy import LayerSequence, Pair
 
 __all__ = ["MemoryStore"]
 
@@ -178,7 +179,7 @@ class _Held(NamedTuple):
     nbytes: int
 
 
-class _Encoded(Sequence[tuple[Tensor, Tensor]]):
+class _Encoded(LayerSequence):
     """Layers that are decoded at each access."""
 
     def __init__(self, codec: Codec, layers: list[tuple[dict[str, Tensor], LayerSpec]]) -> None:
@@ -188,11 +189,5 @@ class _Encoded(Sequence[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self._layers)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[tuple[Tensor, Tensor], ...]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
+    def layer(self, index: int) -> Pair:
         return self._codec.decode(*self._layers[index])

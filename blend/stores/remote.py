@@ -11,9 +11,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
-
-from torch import Tensor
+from typing import TypeVar
 
 from blend.chunk import ChunkKV
 from blend.errors import BudgetError, CorruptEntry, StoreUnavailable
@@ -21,6 +19,7 @@ from blend.stores.base import Store
 from blend.stores.breaker import Breaker
 from blend.stores.codecs import Codec, codec_by_name
 from blend.stores.entry import Bytes, ForeignEntry, Head, LazyLayers, Packed, pack, read_head
+from blend.stores.lazy import Pair
 
 __all__ = ["RemoteStore", "without_secrets"]
 
@@ -216,12 +215,10 @@ class _Ahead(LazyLayers):
         self._lock = threading.Lock()
         self._waiting: dict[int, Bytes] = {}
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return super().__getitem__(index)
+    def layer(self, index: int) -> Pair:
         begin = time.perf_counter()
         try:
-            pair: tuple[Tensor, Tensor] = super().__getitem__(index)
+            pair = super().layer(index)
         except StoreUnavailable as error:
             raise CorruptEntry(f"layer {index} of entry {self.head.kv.key[:12]} cannot be read: {error}") from error
         except CorruptEntry as error:

@@ -17,15 +17,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar, overload
-
-from torch import Tensor
+from typing import Literal, TypeVar
 
 from blend.chunk import ChunkKV
 from blend.errors import StoreError, StoreUnavailable
 from blend.stores.base import Store, StoreStats
 from blend.stores.breaker import Breaker
 from blend.stores.codecs import codec_by_name
+from blend.stores.lazy import LayerSequence, Pair
 from blend.stores.writer import Job, Writer
 
 __all__ = ["TieredStore"]
@@ -240,28 +239,20 @@ class _Tier:
         return self.ask(lambda store: store.delete(key), False)
 
 
-class _Promoting(Sequence[tuple[Tensor, Tensor]]):
+class _Promoting(LayerSequence):
     """Layers that come from below as they are asked for, and are kept; once all are there, ``done`` is told."""
 
     def __init__(self, kv: ChunkKV, done: Callable[[ChunkKV], None]) -> None:
+        self.stored_bytes = kv.layers.stored_bytes if isinstance(kv.layers, LayerSequence) else 0
         self._kv = kv
         self._done = done
-        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+        self._known: dict[int, Pair] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._kv.layers)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[tuple[Tensor, Tensor], ...]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"layer {index} of {len(self)}")
-        index %= len(self)
+    def layer(self, index: int) -> Pair:
         with self._lock:
             if index not in self._known:
                 self._known[index] = self._kv.layers[index]

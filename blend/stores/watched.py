@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from blend.errors import CorruptEntry
 from blend.stores.base import StoreStats
 from blend.stores.entry import Bytes, Head, LazyLayers
+from blend.stores.lazy import Pair
 
 __all__ = ["WatchedLayers"]
 
@@ -34,12 +34,10 @@ class WatchedLayers(LazyLayers):
         self._stats = stats
         self._damaged: Callable[[CorruptEntry], None] | None = damaged
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return super().__getitem__(index)
+    def layer(self, index: int) -> Pair:
         begin = time.perf_counter()
         try:
-            layer = super().__getitem__(index)
+            pair = super().layer(index)
         except CorruptEntry as error:
             report, self._damaged = self._damaged, None
             if report is not None:
@@ -47,4 +45,4 @@ class WatchedLayers(LazyLayers):
             raise
         start, stop = self.head.spans[index]
         self._stats.add(bytes_read=stop - start, read_seconds=time.perf_counter() - begin)
-        return layer
+        return pair
