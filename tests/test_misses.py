@@ -419,10 +419,10 @@ def test_fused_kv_is_never_served_as_exact(selector):
     fusion = blender.fuse(prompt, selector=selector)
     assert not fusion.exact
     assert fusion.report.prefix_rows <= len(prompt.system)
+    follow_up = blender.fuse(longer, selector=selector, past=fusion)
+    assert follow_up.report.context_rows > 0
+    assert not follow_up.exact, "a follow-up of an approximate context is approximate"
     plain = blender.prefill(longer)
     assert plain.exact
     assert plain.report.prefix_rows <= len(prompt.system)
     assert torch.allclose(plain.logits, make().prefill(longer).logits, atol=1e-5)
-    follow_up = blender.fuse(longer, selector=selector, past=fusion)
-    assert follow_up.report.context_rows > 0
-    assert not follow_up.exact, "a follow-up of an approximate context is approximate"
