@@ -113,6 +113,7 @@ def _fuse(request: _Request, bypass: bool) -> Fusion:
         filling.close()
     items = [request.found.get(chunk) for chunk in prompt.chunks]
     load = _load_report(items, filling, ratio)
+    setup.pace.note("read", load.nbytes, 1, load.seconds)
     report = fused_report(chosen.name, prompt, layout, items, repaired, cache, clock, load, request.decode)
     seconds = report.ttft - report.seconds.get("encode", 0.0)
     setup.pace.note(("fuse", request.selector), _work(request), len(prompt), seconds)
@@ -163,9 +164,8 @@ def _look_up(request: _Request) -> LoadPlan:
     beyond = (chunk for start, chunk in places if start + len(chunk) > max(request.covered))
     request.wanted = tuple(dict.fromkeys(beyond))
     stored = setup.fetch([chunk for chunk in request.wanted if chunk not in request.unusable], prompt.system)
-    read, total = setup.store.stats, len(prompt)
-    rate = read.bytes_read / read.read_seconds if read.read_seconds else None
-    plan = LoadPlan(setup.pace.seconds("full", total, total), rate)
+    total = len(prompt)
+    plan = LoadPlan(setup.pace.seconds("full", total, total), setup.pace.seconds("read", 1, 1))
     if setup.loading == "adapt":
         slow = [chunk for chunk, kv in stored.items() if plan.better_encoded(kv)]
         request.unusable |= dict.fromkeys(slow, "reading it would take longer than encoding it: encoded again")

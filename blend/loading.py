@@ -44,15 +44,15 @@ class LoadPlan:
 
     Args:
         full_seconds: a full prefill of this prompt, or None where unknown.
-        bytes_per_second: of the store's reads so far, or None.
+        byte_seconds: seconds that reading one stored byte has taken so far (decoded and moved), or None.
     """
 
     full_seconds: float | None
-    bytes_per_second: float | None
+    byte_seconds: float | None
 
     def load_seconds(self, kvs: Sequence[ChunkKV]) -> float | None:
         """Reading all of them."""
-        return sum(map(stored_bytes, kvs)) / self.bytes_per_second if self.bytes_per_second else None
+        return sum(map(stored_bytes, kvs)) * self.byte_seconds if self.byte_seconds else None
 
     def hiding_ratio(self, kvs: Sequence[ChunkKV]) -> float | None:
         """Share of rows whose computing takes as long as the load, at most 1.0."""

@@ -26,11 +26,10 @@ def stored(kv):
 
 
 class Slow(Store):
-    """Its reads are said to have brought one byte a second."""
+    """Its layers are read one by one."""
 
-    def __init__(self, rate=1.0):
+    def __init__(self):
         self.kv = {}
-        self.stats.add(bytes_read=rate, read_seconds=1.0)
 
     def get(self, key):
         return stored(self.kv[key]) if key in self.kv else None
@@ -53,14 +52,14 @@ def test_a_load_takes_its_bytes_over_the_rate():
     kv = stored(tiny_kv("a"))
     assert stored_bytes(kv) == pack(tiny_kv("a"), Plain()).nbytes
     assert stored_bytes(tiny_kv("a")) == 0, "what is in memory is not read"
-    assert LoadPlan(None, 1000.0).load_seconds([kv, kv]) == pytest.approx(2 * stored_bytes(kv) / 1000)
+    assert LoadPlan(None, 1e-3).load_seconds([kv, kv]) == pytest.approx(2 * stored_bytes(kv) / 1000)
     assert LoadPlan(None, None).load_seconds([kv]) is None
 
 
 @pytest.mark.parametrize(("seconds", "ratio"), [(0.1, 0.1), (0.5, 0.5), (7.0, 1.0)])
 def test_the_hiding_ratio_computes_as_long_as_it_reads(seconds, ratio):
     kv = stored(tiny_kv("a"))
-    plan = LoadPlan(full_seconds=1.0, bytes_per_second=stored_bytes(kv) / seconds)
+    plan = LoadPlan(full_seconds=1.0, byte_seconds=seconds / stored_bytes(kv))
     assert plan.hiding_ratio([kv]) == pytest.approx(ratio)
     assert LoadPlan(None, 1.0).hiding_ratio([kv]) is None
     assert plan.hiding_ratio([]) is None
@@ -68,8 +67,8 @@ def test_the_hiding_ratio_computes_as_long_as_it_reads(seconds, ratio):
 
 def test_what_is_slower_to_read_than_to_encode():
     kv = stored(replace(tiny_kv("a"), retention=Retention(cost=0.5)))
-    assert LoadPlan(1.0, stored_bytes(kv) / 0.6).better_encoded(kv)
-    assert not LoadPlan(1.0, stored_bytes(kv) / 0.4).better_encoded(kv)
+    assert LoadPlan(1.0, 0.6 / stored_bytes(kv)).better_encoded(kv)
+    assert not LoadPlan(1.0, 0.4 / stored_bytes(kv)).better_encoded(kv)
     assert not LoadPlan(1.0, None).better_encoded(kv)
     assert not LoadPlan(1.0, 1.0).better_encoded(stored(tiny_kv("a"))), "its cost is unknown"
 
@@ -89,8 +88,9 @@ def make(store, **options):
 def test_adapting_encodes_what_is_slow_to_read():
     prompt = tiny_prompt(3)
     for loading, source in (("adapt", "miss"), ("plain", "hit")):
-        blender = make(Slow(rate=1.0), loading=loading)
+        blender = make(Slow(), loading=loading)
         blender.encode(prompt.chunks, system=prompt.system)
+        blender.setup.pace.note("read", 1, 1, 1.0)  # a second per byte
         report = blender.fuse(prompt).report
         assert [chunk.source for chunk in report.chunks] == [source] * 3
         assert ("longer than encoding" in report.chunks[0].why) == (loading == "adapt")
@@ -106,13 +106,22 @@ def test_adapting_raises_the_ratio_to_what_hides_the_load():
         for kv in kvs:
             store.put(replace(store.kv[kv.key], retention=Retention(cost=1e9)))  # never cheaper to encode
         nbytes = sum(stored_bytes(store.get(kv.key)) for kv in kvs)
-        store.stats.bytes_read, store.stats.read_seconds = nbytes, 1.0
+        blender.setup.pace.note("read", nbytes, 1, 1.0)
         blender.setup.pace.note("full", len(prompt), len(prompt), 2.0)
         report = blender.fuse(prompt, selector=FirstK(0.1)).report
         assert report.load.hiding_ratio == pytest.approx(0.5)
         stale = sum(chunk.rows for chunk in report.chunks if not chunk.exact)
         assert report.recomputed_rows == pytest.approx(ratio * stale, abs=1)
         assert "a ratio of 0.50 would hide it" in str(report).replace("\n", " ")
+
+
+def test_the_rate_is_learnt_from_what_was_read():
+    prompt = tiny_prompt(3)
+    blender = make(Slow())
+    blender.encode(prompt.chunks, system=prompt.system)
+    load = blender.fuse(prompt).report.load
+    assert load.nbytes > 0
+    assert blender.setup.pace.seconds("read", load.nbytes, 1) == pytest.approx(load.seconds)
 
 
 def test_the_pace_is_a_median_by_size():
