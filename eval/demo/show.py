@@ -84,11 +84,13 @@ def verdict(result: DemoResult) -> str:
     best, reuse, prefix = min(repaired, key=lambda s: s.kl), summaries["reuse"], summaries["prefix"]
     nearer = "nearer to it than" if best.kl < reuse.kl else "no nearer to it than"
     return (
-        f"Over shuffled passages {best.title} has the first token {_pace(best.speedup)} than full prefill and is, at "
-        f"{best.kl:.3f} nats per token, {nearer} reuse without repair ({reuse.kl:.3f} nats, {_pace(reuse.speedup)}); "
-        f"the prefix cache is {_pace(prefix.speedup)}."
+        f"Over shuffled passages {best.title} has the first token {_pace(best.speedup)} full prefill and is, at "
+        f"{best.kl:.3f} nats per token, {nearer} reuse without repair ({reuse.kl:.3f} nats, {_pace(reuse.speedup)} "
+        f"full prefill); the prefix cache is {_pace(prefix.speedup)} full prefill."
     )
 
 
 def _pace(speedup: float) -> str:
-    return f"{speedup:.1f}x sooner" if speedup >= 1 else f"{1 / speedup:.1f}x later"
+    if abs(speedup - 1) < 0.05:
+        return "as soon as"
+    return f"{speedup:.1f}x sooner than" if speedup > 1 else f"{1 / speedup:.1f}x later than"
