@@ -28,6 +28,7 @@ class Afterwards:
         self._jobs: dict[Hashable, Callable[[], object]] = {}
         self._requests = 0
         self._working = False
+        self._drained = 0  # by so many, who wait for the jobs
         self._closed = False
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -63,9 +64,15 @@ class Afterwards:
             self._news.notify_all()
 
     def drain(self) -> None:
-        """Returns when all jobs are done. Requests under way are waited for too."""
+        """Returns when all jobs are done.
+
+        Until then they are begun beside requests too: a request may be the caller's own, such as a stream half read.
+        """
         with self._news:
+            self._drained += 1
+            self._news.notify_all()
             self._news.wait_for(lambda: not self._jobs and not self._working)
+            self._drained -= 1
 
     def close(self, finish: bool = True) -> None:
         """Ends the thread; nothing is taken on after that.
@@ -85,7 +92,7 @@ class Afterwards:
     def _work(self) -> None:
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._closed or (self._jobs and not self._requests))
+                self._news.wait_for(lambda: self._closed or (self._jobs and (self._drained or not self._requests)))
                 if self._closed:
                     return
                 name = next(iter(self._jobs))

@@ -65,10 +65,12 @@ class LayerFilling:
             raise self._error
 
     def close(self) -> None:
-        """Stops after the layer at hand."""
+        """Stops after the layer at hand. Waiting for a layer that is not filled then is an error."""
         self._stopped = True
         if self._thread is not None:
             self._thread.join()
+        if self._error is None:
+            self._error = RuntimeError(f"the filling was closed after {self._filled} of {self.count} layers")
 
     def _one(self, index: int) -> None:
         began = time.perf_counter()

@@ -34,6 +34,21 @@ def test_no_job_is_begun_while_a_request_is_under_way():
     afterwards.close()
 
 
+def test_draining_within_a_request_does_not_wait_for_that_request():
+    """As when somebody closes a Blender with a stream half read."""
+    done = []
+    afterwards = Afterwards()
+    with afterwards.request():
+        afterwards.add("job", lambda: done.append(1))
+        afterwards.drain()
+        assert done == [1]
+        late = threading.Event()
+        afterwards.add("late", late.set)
+        assert not late.wait(0.05), "nobody drains any more"
+    afterwards.close()
+    assert late.is_set()
+
+
 def test_a_job_of_the_same_name_is_done_once():
     done = []
     afterwards = Afterwards()

@@ -82,3 +82,6 @@ def test_closing_stops_after_the_layer_at_hand():
     gate.set()
     closing.join(60)
     assert seen == [0]
+    filling.wait(0)
+    with pytest.raises(RuntimeError, match="closed after 1 of 100 layers"):
+        filling.wait(1)

@@ -255,6 +255,52 @@ def test_a_store_that_cannot_be_opened_leaves_the_model_as_it_was():
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+# --- what is worth keeping ---------------------------------------------------------------------------------
+
+
+def crowded(policy, keep):
+    """A store with room for three chunks: ``keep(blender, chunk, system)``, then five others; is the first there?"""
+    prompt = tiny_prompt(3, chunks=(30, 30, 30, 30, 30, 30))
+    size = make().encode(prompt.chunks[:1], system=prompt.system).nbytes
+    blender = make(store=MemoryStore(3 * size, policy=policy))
+    keep(blender, prompt.chunks[0], prompt.system)
+    for chunk in prompt.chunks[1:]:
+        blender.encode([chunk], system=prompt.system)
+    return blender, prompt, blender.setup.plan(prompt.system).key(prompt.chunks[0]) in blender.store
+
+
+@pytest.mark.parametrize(("priority", "stays"), [(90, True), (35, False), (0, False)])
+def test_a_priority_keeps_a_chunk(priority, stays):
+    def keep(blender, chunk, system):
+        blender.encode([chunk], system=system, priority=priority)
+
+    assert crowded("priority", keep)[2] == stays
+
+
+def test_a_pin_keeps_a_chunk_until_it_is_taken_off():
+    def keep(blender, chunk, system):
+        blender.encode([chunk], system=system)
+        assert blender.pin([chunk], system=system) == 1
+
+    blender, prompt, there = crowded("lru", keep)
+    assert there
+    assert blender.pin([Chunk((9, 9))], system=prompt.system) == 0, "nothing is there to pin"
+    assert blender.unpin(prompt.chunks[:1], system=prompt.system) == 1
+    assert blender.unpin(prompt.chunks[:1], system=prompt.system) == 0
+    blender.encode(prompt.chunks[1:4], system=prompt.system)
+    assert blender.setup.plan(prompt.system).key(prompt.chunks[0]) not in blender.store
+
+
+def test_what_encoding_took_is_kept_with_the_entry():
+    prompt = tiny_prompt(3)
+    blender = make()
+    blender.encode(prompt.chunks, system=prompt.system, priority=80, duration=60.0)
+    for key in blender.store.keys():  # noqa: SIM118  # a store is no dict
+        cost, priority, duration = blender.store.get(key).retention
+        assert cost > 0
+        assert (priority, duration) == (80, 60.0)
+
+
 # --- once for all who want it ------------------------------------------------------------------------------
 
 
@@ -323,7 +369,6 @@ def test_a_tenant_cannot_tell_another_tenants_hit():
         if known:
             expected = seen
     assert seen == expected
-    assert sources(spy.fuse(prompt)) == ["hit"] * 3 or spy.fuse(prompt).report.prefix_rows
 
 
 def test_a_tenant_finds_its_own():
