@@ -1,7 +1,34 @@
-"""retrieval: finding the passages of a prompt."""
+"""retrieval: from documents to the passages of a prompt, and to an answer."""
 
-from retrieval.dense import DenseIndex, Hit
+from retrieval.document import Document, Hit, Passage, Piece
 from retrieval.embed import Embedder
-from retrieval.errors import EmbedderMissing
+from retrieval.errors import (
+    DamagedIndex,
+    DocumentExists,
+    EmbedderMissing,
+    ExtraMissing,
+    IndexMismatch,
+    SettingError,
+    UnknownDocument,
+    UnreadableDocument,
+)
+from retrieval.indexes import DenseIndex, Index, Match
 
-__all__ = ["DenseIndex", "Embedder", "EmbedderMissing", "Hit"]
+__all__ = [
+    "DamagedIndex",
+    "DenseIndex",
+    "Document",
+    "DocumentExists",
+    "Embedder",
+    "EmbedderMissing",
+    "ExtraMissing",
+    "Hit",
+    "Index",
+    "IndexMismatch",
+    "Match",
+    "Passage",
+    "Piece",
+    "SettingError",
+    "UnknownDocument",
+    "UnreadableDocument",
+]

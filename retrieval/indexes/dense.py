@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import faiss
 
 from retrieval.embed import Embedder
+from retrieval.indexes.base import Match, at_least_one
 
-__all__ = ["DenseIndex", "Hit"]
-
-
-class Hit(NamedTuple):
-    """A found text: its number in the order of adding, and its cosine similarity to the query, in [-1, 1]."""
-
-    number: int
-    score: float
+__all__ = ["DenseIndex"]
 
 
 class DenseIndex:
@@ -37,14 +30,13 @@ class DenseIndex:
         """Adds texts; they are numbered from ``len(self)`` on."""
         self._index.add(self._embedder.encode(texts))
 
-    def search(self, query: str, k: int) -> list[Hit]:
+    def search(self, query: str, k: int) -> list[Match]:
         """The ``k`` most similar texts, best first; all of them where there are fewer.
 
         Raises:
-            ValueError: ``k`` below 1.
+            SettingError: ``k`` below 1.
         """
-        if k < 1:
-            raise ValueError(f"k is {k}: ask for at least 1 text")
+        at_least_one(k)
         scores, indices = self._index.search(self._embedder.encode([query]), min(k, max(1, len(self))))
         # FAISS fills up with -1 where there is nothing.
-        return [Hit(int(i), float(s)) for i, s in zip(indices[0], scores[0], strict=True) if i >= 0]
+        return [Match(int(i), float(s)) for i, s in zip(indices[0], scores[0], strict=True) if i >= 0]
