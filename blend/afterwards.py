@@ -6,7 +6,7 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 
 __all__ = ["Afterwards"]
@@ -27,7 +27,7 @@ class Afterwards:
         self.failed = 0
         self._jobs: dict[Hashable, Callable[[], object]] = {}
         self._requests = 0
-        self._working = False
+        self._current: Hashable | None = None  # name of the job that is being done
         self._drained = 0  # by so many, who wait for the jobs
         self._closed = False
         self._news = threading.Condition()
@@ -36,7 +36,7 @@ class Afterwards:
     def __len__(self) -> int:
         """Jobs that are not finished."""
         with self._news:
-            return len(self._jobs) + self._working
+            return len(self._jobs) + (self._current is not None)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -63,16 +63,37 @@ class Afterwards:
                 atexit.register(_close, weakref.ref(self))
             self._news.notify_all()
 
+    def cancel(self, names: Collection[Hashable]) -> None:
+        """Takes jobs out of the queue; one that is being done is waited for."""
+        with self._news:
+            for name in names:
+                self._jobs.pop(name, None)
+            self._news.wait_for(lambda: self._current not in names)
+
     def drain(self) -> None:
         """Returns when all jobs are done.
 
         Until then they are begun beside requests too: a request may be the caller's own, such as a stream half read.
         """
+        for _ in self.draining():
+            pass
+
+    def draining(self) -> Iterator[int]:
+        """The same step by step: how many jobs are left, each time that there are fewer."""
         with self._news:
             self._drained += 1
             self._news.notify_all()
-            self._news.wait_for(lambda: not self._jobs and not self._working)
-            self._drained -= 1
+        try:
+            while left := len(self):
+                yield left
+                self._wait_for_fewer(left)
+        finally:
+            with self._news:
+                self._drained -= 1
+
+    def _wait_for_fewer(self, jobs: int) -> None:
+        with self._news:
+            self._news.wait_for(lambda: len(self) < jobs)
 
     def close(self, finish: bool = True) -> None:
         """Ends the thread; nothing is taken on after that.
@@ -95,9 +116,8 @@ class Afterwards:
                 self._news.wait_for(lambda: self._closed or (self._jobs and (self._drained or not self._requests)))
                 if self._closed:
                     return
-                name = next(iter(self._jobs))
-                job = self._jobs.pop(name)
-                self._working = True
+                self._current = next(iter(self._jobs))
+                job = self._jobs.pop(self._current)
             try:
                 job()
             except Exception as error:
@@ -105,7 +125,7 @@ class Afterwards:
                 _log.warning("encoding a missed chunk afterwards failed: %s", error)
             finally:
                 with self._news:
-                    self._working = False
+                    self._current = None
                     self._news.notify_all()
 
 

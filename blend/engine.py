@@ -25,6 +25,7 @@ from blend.hf.view import ModelView
 from blend.library import Encoded, Library
 from blend.loading import Loading
 from blend.prefix import PrefixCache, RadixPrefixCache
+from blend.progress import track
 from blend.prompt import Prompt
 from blend.selectors import Selector
 from blend.setup import OnMiss, Prelude, Setup
@@ -278,9 +279,15 @@ class Blender(Library):
         other._owns = False
         return other
 
-    def drain(self) -> None:
-        """Returns when chunks that prefilled requests have missed are encoded."""
-        self.setup.afterwards.drain()
+    def drain(self, *, progress: bool = False) -> None:
+        """Returns when the chunks that are to be encoded in the background are encoded.
+
+        Args:
+            progress: show a bar.
+        """
+        jobs = self.setup.afterwards
+        for _ in track(jobs.draining(), total=len(jobs), label="encoding", show=progress):
+            pass
 
     def close(self) -> None:
         """Encodes what is left to encode afterwards, and takes hooks and attention off the model again.

@@ -9,6 +9,7 @@ from blend.admission import admit_chunk, admit_ids
 from blend.chunk import DEFAULT_PRIORITY, Chunk, ChunkKV, Retention
 from blend.errors import ForeignKV, PromptError
 from blend.progress import track
+from blend.prompt import Prompt
 from blend.setup import Setup
 from blend.text import PromptText
 
@@ -73,6 +74,40 @@ class Library:
             admit_chunk(self.setup.view, self.tokenizer, chunk)
         with self.setup.afterwards.request():
             return self._encode(wanted, ids, Retention(0.0, priority, duration), progress)
+
+    def encode_afterwards(
+        self, chunks: Iterable[Chunk | str], *, system: str | tuple[int, ...] | None = None
+    ) -> list[Chunk]:
+        """Encodes the chunks that are not in the store yet in the background, when no request is under way.
+
+        :meth:`Blender.drain` waits for them. Returns the chunks that are left to encode.
+
+        Raises:
+            PromptTooLong: a chunk that does not fit the model, before anything is encoded.
+        """
+        self.setup.view.require_ready()
+        wanted, ids = self._chunks(chunks, system)
+        for chunk in wanted:
+            admit_chunk(self.setup.view, self.tokenizer, chunk)
+        missing = self.setup.missing(wanted, ids)
+        self.setup.encode_afterwards(missing, ids)
+        return missing
+
+    def missing(self, chunks: Iterable[Chunk | str], *, system: str | tuple[int, ...] | None = None) -> list[Chunk]:
+        """Those chunks whose KV is not in the store."""
+        return self.setup.missing(*self._chunks(chunks, system))
+
+    def forget(self, chunks: Iterable[Chunk | str], *, system: str | tuple[int, ...] | None = None) -> int:
+        """Removes the KV of chunks from the store, and empties the prefix cache, which may hold their rows too.
+
+        Returns how many of them the store held.
+        """
+        return self.setup.forget(*self._chunks(chunks, system))
+
+    def known_rows(self, prompt: Prompt) -> int:
+        """Rows of the longest beginning of a prompt whose exact KV is known, and that it would start from."""
+        ids = prompt.ids[:-1]
+        return self.setup.known_rows(ids) if self.setup.remembers(len(prompt)) else 0
 
     def add(self, kvs: Iterable[ChunkKV]) -> None:
         """Puts chunk KV that was computed elsewhere into the store.

@@ -1,9 +1,10 @@
-"""A progress bar around an iterator, on standard error and only where somebody watches."""
+"""A progress bar around an iterator: on a terminal's standard error, or in a notebook that has ipywidgets."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import TypeVar
 
 from rich.console import Console
@@ -15,12 +16,14 @@ Item = TypeVar("Item")
 
 
 def track(items: Iterable[Item], *, total: int, label: str, show: bool = True) -> Iterator[Item]:
-    """Yields ``items`` and moves a bar along; with ``show=False``, or off a terminal, just yields them."""
-    if not show or total == 0:
+    """Yields ``items`` and moves a bar along; with ``show=False``, or where nobody watches, just yields them."""
+    # Rich needs widgets in a notebook; without them it would warn at every bar.
+    console = Console(file=sys.stderr, force_jupyter=None if find_spec("ipywidgets") else False)
+    if not show or total == 0 or not (console.is_terminal or console.is_jupyter):
         yield from items
         return
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(label, total=total)
         for item in items:
             yield item

@@ -39,7 +39,7 @@ def as_table(report: Report) -> Group:
 
 def as_text(report: Report) -> str:
     """The table as plain text."""
-    console = Console(file=StringIO(), width=120, force_terminal=False)
+    console = Console(file=StringIO(), width=120, force_terminal=False, force_jupyter=False)
     console.print(as_table(report))
     file = console.file
     assert isinstance(file, StringIO)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -96,6 +96,15 @@ class Setup:
         """
         return self.prefix.match(prompt.ids[:-1], extra=self._extra) if self.remembers(len(prompt)) else None
 
+    def known_rows(self, ids: Sequence[int]) -> int:
+        """Rows of the longest exact prefix of ``ids`` that is known; its KV is not read."""
+        # A locked hit is not read before it is asked for.
+        hit = self.prefix.match(ids, extra=self._extra, lock=True)
+        if hit is None:
+            return 0
+        self.prefix.unlock(hit)
+        return hit.rows
+
     def remember(self, ids: Sequence[int], layers: KVLayers) -> None:
         """Keeps the exact KV of ``ids`` for prompts that start with them."""
         if self.remembers(len(ids)):
@@ -126,6 +135,22 @@ class Setup:
         return {
             chunk: kv for chunk, kv in zip(chunks, entries, strict=True) if kv is not None and self._ours(kv, chunk)
         }
+
+    def missing(self, chunks: Iterable[Chunk], system: tuple[int, ...]) -> list[Chunk]:
+        """Those chunks that the store does not hold; nothing is read."""
+        plan = self.plan(system)
+        return [chunk for chunk in chunks if plan.key(chunk) not in self.store]
+
+    def forget(self, chunks: Sequence[Chunk], system: tuple[int, ...]) -> int:
+        """Removes what is kept of chunks; returns how many the store held.
+
+        The prefix cache is emptied: it knows rows of whole prompts, and not whose they are.
+        """
+        plan = self.plan(system)
+        keys = [plan.key(chunk) for chunk in chunks]
+        self.afterwards.cancel(keys)
+        self.prefix.evict(self.prefix.stats().nbytes)
+        return sum([self.store.delete(key) for key in keys])
 
     def drop(self, chunk: Chunk, system: tuple[int, ...]) -> None:
         """Removes an entry that turned out to be of no use."""

@@ -18,9 +18,11 @@ from blend.chunk import Chunk
 from blend.errors import PromptError
 from blend.prompt import Prompt
 
-__all__ = ["DEFAULT_SYSTEM", "PromptText", "tokenizer_digest"]
+__all__ = ["DEFAULT_ASK", "DEFAULT_SYSTEM", "PromptText", "tokenizer_digest"]
 
 DEFAULT_SYSTEM = "Answer the question from the passages below. Answer in a few words."
+
+DEFAULT_ASK = "Question: {question}"
 
 _MARK = "<<kvblend:passages>>"
 _ASK = "<<kvblend:question>>"
@@ -47,35 +49,39 @@ class PromptText:
             raise PromptError("chat=True, but the tokenizer has no chat template: use chat=False, or set one")
         self.chat = has_template if chat is None else chat
 
-    def prompt(self, question: str, passages: Sequence[str | Chunk], system: str = DEFAULT_SYSTEM) -> Prompt:
+    def prompt(
+        self, question: str, passages: Sequence[str | Chunk], system: str = DEFAULT_SYSTEM, ask: str = DEFAULT_ASK
+    ) -> Prompt:
         """The prompt of one question over passages.
 
         Args:
             question: its text, not empty.
             passages: texts, or chunks made before.
             system: instructions; may be empty.
+            ask: how the question is put, with ``{question}`` where it goes.
 
         Raises:
-            PromptError: an empty question or passage.
+            PromptError: an empty question or passage, or an ``ask`` without ``{question}``.
         """
         if not question.strip():
             raise PromptError("the question is empty: ask something, or use generate() of the model itself")
         head, middle, tail = self._frame(system)
-        body = [*self._template_ids(middle), *self.encode(f" {question.strip()}"), *self._template_ids(tail)]
+        body = self._asked(middle, ask, question, tail)
         return Prompt(
             tuple(self._head_ids(head)),
             tuple(p if isinstance(p, Chunk) else self.chunk(p, f"passage {i}") for i, p in enumerate(passages, 1)),
             tuple(body),
         )
 
-    def turn(self, answer: Sequence[int], question: str) -> tuple[int, ...]:
+    def turn(self, answer: Sequence[int], question: str, ask: str = DEFAULT_ASK) -> tuple[int, ...]:
         """Ids that go on from an answer to the next question: the answer, the end of its turn, the user's next turn.
 
         Args:
             answer: generated ids; control tokens at the end are dropped, the template writes its own.
+            ask: how the question is put, with ``{question}`` where it goes.
 
         Raises:
-            PromptError: an empty question.
+            PromptError: an empty question, or an ``ask`` without ``{question}``.
         """
         if not question.strip():
             raise PromptError("the question is empty: ask something")
@@ -83,8 +89,7 @@ class PromptText:
         while said and said[-1] in self.tokenizer.all_special_ids:
             said.pop()
         between, tail = self._between_turns()
-        ask = self.encode(f" {question.strip()}")
-        return (*said, *self._template_ids(f"{between}Question:"), *ask, *self._template_ids(tail))
+        return (*said, *self._asked(between, ask, question, tail))
 
     def system_ids(self, system: str = DEFAULT_SYSTEM) -> tuple[int, ...]:
         """The ids that stand before the first chunk: what chunks are encoded behind."""
@@ -131,12 +136,22 @@ class PromptText:
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         return tuple(full[:at])
 
+    def _asked(self, before: str, ask: str, question: str, behind: str) -> list[int]:
+        """A question between template texts; only those may hold control tokens."""
+        label, found, rest = ask.partition("{question}")
+        if not found:
+            raise PromptError(f"the question's template {ask!r} has no {{question}}: say where the question goes")
+        # A space belongs to the word behind it.
+        space = label[len(label.rstrip(" ")) :]
+        head, tail = self._template_ids(before + label.rstrip(" ")), self._template_ids(rest + behind)
+        return [*head, *self.encode(space + question.strip()), *tail]
+
     # --- template ---------------------------------------------------------------------------------
 
     def _frame(self, system: str) -> tuple[str, str, str]:
         """Text before the passages, between passages and question, and behind the question."""
         if not self.chat:
-            return f"{system.strip()}\n\n" if system.strip() else "", "Question:", "\nAnswer:"
+            return f"{system.strip()}\n\n" if system.strip() else "", "", "\nAnswer:"
         user = f"{_MARK}{_ASK}"
         messages = [{"role": "user", "content": user}]
         if system.strip():
@@ -146,7 +161,7 @@ class PromptText:
             raise PromptError("the chat template does not pass the user's message through once: use chat=False")
         head, rest = text.split(_MARK)
         middle, tail = rest.split(_ASK)
-        return head, f"{middle}Question:", tail
+        return head, middle, tail
 
     def _between_turns(self) -> tuple[str, str]:
         """Template text between an answer and the next question, and behind that question."""

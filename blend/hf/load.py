@@ -20,7 +20,7 @@ from .cache import cache_home
 from .gguf_convert import converted
 from .progress import interactive, library_bars
 
-__all__ = ["Loaded", "cache_home", "load"]
+__all__ = ["Loaded", "cache_home", "load", "on_hub"]
 
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -115,17 +115,25 @@ def _load_bundled(model: Bundled, wishes: _Wishes) -> Loaded:
 
 
 def _load_hub(repo: str, wishes: _Wishes) -> Loaded:
+    return _read(repo, wishes, online=on_hub(repo, wishes.revision))
+
+
+def on_hub(repo: str, revision: str | None = None) -> bool:
+    """Whether the hub answers for this id; False where only its local cache has a copy.
+
+    Raises :class:`ModelNotFound` when neither has one.
+    """
     try:
-        cached = try_to_load_from_cache(repo, "config.json", revision=wishes.revision)
+        cached = try_to_load_from_cache(repo, "config.json", revision=revision)
     except HFValidationError:
         raise ModelNotFound(f"{repo!r} is neither a folder here nor a hub id{_guess(repo)}") from None
-    silence = _ask_hub(repo, wishes.revision)
+    silence = _ask_hub(repo, revision)
     if silence is not None and not isinstance(cached, str):
         raise ModelNotFound(
             f"{repo!r} is no folder here, {silence}, and the hub's local cache {constants.HF_HUB_CACHE} "
             f"has no copy{_guess(repo)}"
         )
-    return _read(repo, wishes, online=silence is None)
+    return silence is None
 
 
 def _ask_hub(repo: str, revision: str | None) -> str | None:

@@ -23,7 +23,7 @@ from blend.hf.narrow import NarrowPass, PassOver, hook_layers
 from rope import BoundedTable, Rope, read_rope
 from rope.hf import cache_argument, decoder_layers
 
-__all__ = ["ModelView"]
+__all__ = ["ModelView", "read_reaches"]
 
 
 class ModelView:
@@ -55,7 +55,7 @@ class ModelView:
         self.device = model.device
         self.rope: Rope = read_rope(model)
         self.layers = decoder_layers(model)
-        self.reaches = _reaches(model)
+        self.reaches = read_reaches(model)
         self.context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.fingerprint = _fingerprint(model, self.rope)
         self._loaded_dtype = model.dtype
@@ -205,7 +205,7 @@ def _one_row(layers: KVLayers) -> KVLayers:
     return tuple((keys[0, :, :1].clone(), values[0, :, :1].clone()) for keys, values in layers)
 
 
-def _reaches(model: PreTrainedModel) -> list[Reach]:
+def read_reaches(model: PreTrainedModel) -> list[Reach]:
     """Window or chunk of each layer, as the config states it (the attention's own arguments win over it)."""
     config = model.config.get_text_config()
     count = int(config.num_hidden_layers)
