@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 from blend.chunk import Chunk
@@ -26,6 +27,8 @@ DEFAULT_ASK = "Question: {question}"
 
 _MARK = "<<kvblend:passages>>"
 _ASK = "<<kvblend:question>>"
+_TOKENIZING = Lock()
+"""A fast tokenizer keeps ``split_special_tokens`` of its last call: threads would spoil each other's control tokens."""
 
 
 class PromptText:
@@ -116,7 +119,8 @@ class PromptText:
         return [i for start, stop in pairwise(cuts) for i in self._plain(text[start:stop])]
 
     def _plain(self, text: str) -> list[int]:
-        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        with _TOKENIZING:
+            ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         return [int(i) for i in ids]
 
     @cached_property
@@ -131,8 +135,9 @@ class PromptText:
 
     def bos(self) -> tuple[int, ...]:
         """The ids that the tokenizer puts before a text by itself (BOS), possibly none."""
-        bare = list(self.tokenizer("a", add_special_tokens=False).input_ids)
-        full = list(self.tokenizer("a").input_ids)
+        with _TOKENIZING:
+            bare = list(self.tokenizer("a", add_special_tokens=False).input_ids)
+            full = list(self.tokenizer("a").input_ids)
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         return tuple(full[:at])
 
@@ -188,7 +193,8 @@ class PromptText:
         return self._template_ids(head) if self.chat else [*self.bos(), *self.encode(head)]
 
     def _template_ids(self, text: str) -> list[int]:
-        return [int(i) for i in self.tokenizer(text, add_special_tokens=False).input_ids] if text else []
+        with _TOKENIZING:
+            return [int(i) for i in self.tokenizer(text, add_special_tokens=False).input_ids] if text else []
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -1,0 +1,40 @@
+"""Haystack: a retriever connected to a generator, with no prompt builder between, so that each document is a chunk."""
+
+import os
+
+os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")  # read when Haystack is imported
+
+from haystack import Document, Pipeline
+from haystack.components.retrievers import InMemoryBM25Retriever
+from haystack.document_stores.in_memory import InMemoryDocumentStore
+
+from retrieval.integrations.haystack import KVBlendGenerator
+
+DOCUMENTS = [
+    Document(
+        content="The Otterbeck ferry is steered by Mira Tolle. It has crossed the river Sall since 1871.",
+        meta={"title": "Ferry"},
+    ),
+    Document(
+        content="The market hall of Drenn has a roof of green copper. It burned down in 1903 and was built again.",
+        meta={"title": "Market hall"},
+    ),
+    Document(
+        content="The river Sall rises below Mount Keth and flows to the harbour of Drenn.", meta={"title": "River"}
+    ),
+]
+QUESTIONS = ("Who steers the Otterbeck ferry?", "Which roof does the market hall have?")
+
+store = InMemoryDocumentStore()
+store.write_documents(DOCUMENTS)
+pipeline = Pipeline()
+pipeline.add_component("retriever", InMemoryBM25Retriever(store, top_k=3))
+pipeline.add_component("generator", KVBlendGenerator("smollm2", generation_kwargs={"max_tokens": 24}))
+pipeline.connect("retriever.documents", "generator.documents")
+
+for question in QUESTIONS:
+    result = pipeline.run({"retriever": {"query": question}, "generator": {"query": question}})["generator"]
+    report = result["meta"][0]["kvblend"]
+    print(question, "->", result["replies"][0], f"- {report['hit_rate']:.0%} of the chunks were in the store")
+    for chunk in report["chunks"]:
+        print(f"  {chunk['name']}: {chunk['source']}, moved by {chunk['moved']}")
