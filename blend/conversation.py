@@ -8,9 +8,9 @@ from typing import NamedTuple
 from blend.chunk import Chunk
 from blend.errors import PromptError
 from blend.prompt import Prompt
-from blend.text import PromptText
+from blend.text import DEFAULT_ASK, PromptText
 
-__all__ = ["Turn", "conversation"]
+__all__ = ["Turn", "asked", "conversation"]
 
 
 class Turn(NamedTuple):
@@ -49,14 +49,27 @@ def conversation(
     Raises:
         PromptError: an empty question or passage, or a chat template that drops or repeats a message.
     """
-    asked = [*(turn.question for turn in turns), question]
-    if not all(words.strip() for words in asked):
+    if not all(words.strip() for words in (question, *(turn.question for turn in turns))):
         raise PromptError("a question is empty: leave out that turn, or ask something")
     if text.chat and not passages:
         return Prompt((), (), _by_template(text, turns, question, system))
-    first = text.prompt(asked[0], passages, system)
-    later = [i for turn, ask in zip(turns, asked[1:], strict=True) for i in text.turn(_said(text, turn.answer), ask)]
-    return Prompt(first.system, first.chunks, (*first.question, *later))
+    first = text.prompt(question, passages, system)
+    return Prompt(first.system, first.chunks, asked(text, turns, question, system))
+
+
+def asked(
+    text: PromptText, turns: Sequence[Turn], question: str, system: str = "", ask: str = DEFAULT_ASK
+) -> tuple[int, ...]:
+    """Ids of earlier turns and a question, as they stand behind the passages.
+
+    Args:
+        ask: how questions are put, with ``{question}`` where they go.
+    """
+    questions = [*(turn.question for turn in turns), question]
+    ids = list(text.prompt(questions[0], (), system, ask).question)
+    for turn, following in zip(turns, questions[1:], strict=True):
+        ids += text.turn(_said(text, turn.answer), following, ask)
+    return tuple(ids)
 
 
 def _said(text: PromptText, answer: str) -> list[int]:

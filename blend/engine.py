@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import torch
@@ -219,37 +220,50 @@ class Blender(Library):
             return prefill(self.setup, prompt, "asked for", self._decode, remember)
 
     def generate(
-        self, prompt: Prompt | Fusion, *, selector: Selector | None = None, past: Fusion | None = None, **options: Any
+        self,
+        prompt: Prompt | Fusion,
+        *,
+        selector: Selector | None = None,
+        past: Fusion | None = None,
+        stop: Event | None = None,
+        **options: Any,
     ) -> Answer:
         """Fuses and answers.
 
         Args:
             prompt: a prompt, or a fusion made before.
+            stop: ends the answer with the token under way, once another thread sets it.
             options: keyword arguments of ``model.generate``.
         """
         with self.setup.afterwards.request():
             fusion = prompt if isinstance(prompt, Fusion) else self.fuse(prompt, selector=selector, past=past)
-            output = generate(self.view, self.tokenizer, fusion.prompt.ids, fusion.layers, options)
+            output = generate(self.view, self.tokenizer, fusion.prompt.ids, fusion.layers, options, stop)
         sequences = getattr(output, "sequences", output)
         new = sequences[:, len(fusion.prompt) :]
         texts = tuple(self.tokenizer.batch_decode(new, skip_special_tokens=True)) if self.tokenizer else ()
         return Answer(texts[0].strip() if texts else "", texts, tuple(new[0].tolist()), fusion, output)
 
     def stream(
-        self, prompt: Prompt | Fusion, *, selector: Selector | None = None, past: Fusion | None = None, **options: Any
+        self,
+        prompt: Prompt | Fusion,
+        *,
+        selector: Selector | None = None,
+        past: Fusion | None = None,
+        stop: Event | None = None,
+        **options: Any,
     ) -> Iterator[str]:
-        """Fuses and yields the answer piece by piece; leaving the loop stops the generation.
+        """Fuses and yields the answer piece by piece; leaving the loop, or setting ``stop``, ends the generation.
 
         Raises:
             PromptError: the Blender has no tokenizer.
         """
         self._text()
         fusion = prompt if isinstance(prompt, Fusion) else self.fuse(prompt, selector=selector, past=past)
-        return self._stream(fusion, options)
+        return self._stream(fusion, options, stop)
 
-    def _stream(self, fusion: Fusion, options: dict[str, Any]) -> Iterator[str]:
+    def _stream(self, fusion: Fusion, options: dict[str, Any], stop: Event | None) -> Iterator[str]:
         with self.setup.afterwards.request():
-            yield from stream(self.view, self.tokenizer, fusion.prompt.ids, fusion.layers, options)
+            yield from stream(self.view, self.tokenizer, fusion.prompt.ids, fusion.layers, options, stop)
 
     def follow_up(self, answer: Answer, question: str, **options: Any) -> Answer:
         """Another turn on the same fused context, whose KV is taken over as it is.

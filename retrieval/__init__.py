@@ -1,7 +1,7 @@
 """retrieval: from documents to the passages of a prompt, and to an answer."""
 
 from retrieval.document import Document, Hit, Passage, Piece
-from retrieval.embed import Embedder
+from retrieval.embed import Embedder, Embeds
 from retrieval.errors import (
     DamagedIndex,
     DocumentExists,
@@ -12,23 +12,39 @@ from retrieval.errors import (
     UnknownDocument,
     UnreadableDocument,
 )
-from retrieval.indexes import DenseIndex, Index, Match
+from retrieval.indexes import DenseIndex, HybridIndex, Index, Match, SparseIndex
+from retrieval.order import ORDERS
+from retrieval.rag import AsyncRagStream, Changes, Chat, RagAnswer, RagPipeline, RagSettings, RagStream, Stats
+from retrieval.rerank import Reranker
 
 __all__ = [
+    "ORDERS",
+    "AsyncRagStream",
+    "Changes",
+    "Chat",
     "DamagedIndex",
     "DenseIndex",
     "Document",
     "DocumentExists",
     "Embedder",
     "EmbedderMissing",
+    "Embeds",
     "ExtraMissing",
     "Hit",
+    "HybridIndex",
     "Index",
     "IndexMismatch",
     "Match",
     "Passage",
     "Piece",
+    "RagAnswer",
+    "RagPipeline",
+    "RagSettings",
+    "RagStream",
+    "Reranker",
     "SettingError",
+    "SparseIndex",
+    "Stats",
     "UnknownDocument",
     "UnreadableDocument",
 ]

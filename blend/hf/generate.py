@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from queue import Queue
 from threading import Event, Thread
 from typing import Any
@@ -52,14 +53,22 @@ def generation_inputs(view: ModelView, ids: tuple[int, ...], layers: KVLayers, c
     return {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T), **cache_argument(view.model, cache)}
 
 
-def generate(view: ModelView, tokenizer: Any, ids: tuple[int, ...], layers: KVLayers, options: dict[str, Any]) -> Any:
+def generate(
+    view: ModelView,
+    tokenizer: Any,
+    ids: tuple[int, ...],
+    layers: KVLayers,
+    options: dict[str, Any],
+    stop: Event | None = None,
+) -> Any:
     """``model.generate`` over the fused KV; returns whatever it returns (prompt and new ids).
 
     Args:
         options: keyword arguments for ``generate``; sampling, beams, stop strings and logits processors behave as
             they do there.
+        stop: ends the generation once it is set.
     """
-    options = dict(options)
+    options = _ended_by(stop, options)
     if options.get("stop_strings") is not None:
         options.setdefault("tokenizer", tokenizer)
     inputs = generation_inputs(view, ids, layers, _copies(view, options))
@@ -68,18 +77,23 @@ def generate(view: ModelView, tokenizer: Any, ids: tuple[int, ...], layers: KVLa
 
 
 def stream(
-    view: ModelView, tokenizer: Any, ids: tuple[int, ...], layers: KVLayers, options: dict[str, Any]
+    view: ModelView,
+    tokenizer: Any,
+    ids: tuple[int, ...],
+    layers: KVLayers,
+    options: dict[str, Any],
+    stop: Event | None = None,
 ) -> Iterator[str]:
-    """Pieces of the answer's text as they come. Leaving the loop early stops the generation.
+    """Pieces of the answer's text as they come. Leaving the loop early stops the generation, and so does ``stop``.
 
     Raises:
         Whatever ``generate`` raises, in the consumer's thread.
     """
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     stopped, failures = Event(), Queue[BaseException]()
-    criteria = StoppingCriteriaList([*options.get("stopping_criteria", []), _StopWhen(stopped)])
-    options = {**options, "streamer": streamer, "stopping_criteria": criteria}
-    worker = Thread(target=_run, args=(lambda: generate(view, tokenizer, ids, layers, options), streamer, failures))
+    options = {**_ended_by(stop, options), "streamer": streamer}
+    call = partial(generate, view, tokenizer, ids, layers, options, stopped)
+    worker = Thread(target=_run, args=(call, streamer, failures))
     worker.start()
     try:
         yield from (piece for piece in streamer if piece)
@@ -88,6 +102,14 @@ def stream(
     finally:
         stopped.set()
         worker.join()
+
+
+def _ended_by(stop: Event | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The options for a generation that ends once ``stop`` is set."""
+    if stop is None:
+        return dict(options)
+    criteria = StoppingCriteriaList([*options.get("stopping_criteria", []), _StopWhen(stop)])
+    return {**options, "stopping_criteria": criteria}
 
 
 def _run(call: Callable[[], Any], streamer: TextIteratorStreamer, failures: Queue[BaseException]) -> None:
