@@ -116,7 +116,7 @@ def _fuse(request: _Request, bypass: bool) -> Fusion:
     setup.pace.note("read", load.nbytes, 1, load.seconds)
     report = fused_report(chosen.name, prompt, layout, items, repaired, cache, clock, load, request.decode)
     seconds = report.ttft - report.seconds.get("encode", 0.0)
-    setup.pace.note(("fuse", request.selector), _work(request), len(prompt), seconds)
+    setup.pace.note(_pace_of(request.selector), _work(request), len(prompt), seconds)
     exact = all(piece.exact for piece in layout.pieces)
     return Fusion(prompt, repaired.logits, report, exact, cache.kv, setup.view)
 
@@ -185,21 +185,23 @@ def _better_prefilled(request: _Request, plan: LoadPlan, bypass: bool) -> str | 
         return f"{len(request.missing)} of {len(request.wanted)} chunks are not in the store"
     if not bypass or len(prompt) < _TELLING_ROWS:
         return None
-    fused = setup.pace.seconds(("fuse", request.selector), _work(request), len(prompt))
+    fused = setup.pace.seconds(_pace_of(request.selector), _work(request), len(prompt))
     if fused and plan.full_seconds and fused > plan.full_seconds:
         return f"fusing takes about {fused:.3f} s here, and a full prefill {plan.full_seconds:.3f} s"
     return None
 
 
 def _encode_missing(request: _Request) -> None:
-    missing, prompt = request.missing, request.prompt
-    if not missing:
-        return
-    for item in request.setup.encode(missing, prompt.system, stale=request.unusable):
-        chunk = Chunk(item.kv.ids)
-        request.found[chunk] = item._replace(why=request.unusable.get(chunk, item.why))
-    # Encoding has computed the prelude; a miss then goes on exactly as a hit does.
-    request.prefix = request.setup.longest_prefix(prompt)
+    setup, prompt = request.setup, request.prompt
+    if request.missing:
+        for item in setup.encode(request.missing, prompt.system, stale=request.unusable):
+            chunk = Chunk(item.kv.ids)
+            request.found[chunk] = item._replace(why=request.unusable.get(chunk, item.why))
+        # Encoding has computed the prelude; a miss then goes on exactly as a hit does.
+        request.prefix = setup.longest_prefix(prompt)
+    elif setup.learn_prelude(prompt.system, request.prefix.rows if request.prefix else 0):
+        # Chunks were encoded by another process, or long ago: from the next request on, its rows are known.
+        request.prefix = setup.longest_prefix(prompt)
 
 
 def _place(request: _Request, plan: LoadPlan) -> tuple[Layout, FusionCache, LayerFilling, float | None]:
@@ -219,6 +221,11 @@ def _place(request: _Request, plan: LoadPlan) -> tuple[Layout, FusionCache, Laye
 def _load_report(items: Sequence[Found | None], filling: LayerFilling, ratio: float | None) -> LoadReport:
     nbytes = sum(stored_bytes(item.kv) for item in items if item)
     return LoadReport(nbytes, filling.busy, filling.waited, ratio) if nbytes else LoadReport()
+
+
+def _pace_of(selector: Selector) -> tuple[str, str]:
+    """What the pace of a selector is known by. It need not be hashable: it may hold lists and tensors."""
+    return "fuse", repr(selector)
 
 
 def _work(request: _Request) -> float:

@@ -40,7 +40,7 @@ class ChunkReport:
     exact: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """One request, explained. Prints as a table; in a notebook the prompt is shown in colours.
 
@@ -80,9 +80,9 @@ class Report:
     load: LoadReport
     seconds: dict[str, float]
     ttft: float
-    states: tuple[RowState, ...] = field(repr=False)
-    ids: tuple[int, ...] = field(repr=False)
-    decode: Callable[[int], str] | None = field(default=None, repr=False, compare=False)
+    states: tuple[RowState, ...]
+    ids: tuple[int, ...]
+    decode: Callable[[int], str] | None = field(default=None, compare=False)
 
     @property
     def reused_rows(self) -> int:
@@ -102,11 +102,17 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without tokens."""
-        chunks = [vars(chunk) for chunk in self.chunks]
+        chunks = [dict(vars(chunk)) for chunk in self.chunks]
         hidden = ("states", "ids", "decode", "chunks")
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if k not in hidden}
-        plain["load"] = vars(self.load)
-        return {**plain, "chunks": chunks, "reused_rows": self.reused_rows, "recomputed_rows": self.recomputed_rows}
+        plain["load"] = dict(vars(self.load))
+        counts = {name: getattr(self, name) for name in ("reused_rows", "recomputed_rows", "hit_rate")}
+        return {**plain, "chunks": chunks, **counts}
+
+    def __repr__(self) -> str:
+        from blend.report_view import summary
+
+        return f"<Report {summary(self)}>"
 
     def __rich__(self) -> Any:
         from blend.report_view import as_table  # drawing is loaded when something is drawn

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from blend.report import Report, RowState
 
-__all__ = ["as_html", "as_table", "as_text", "coloured_prompt", "legend"]
+__all__ = ["as_html", "as_table", "as_text", "coloured_prompt", "legend", "summary"]
 
 # Okabe-Ito colours, told apart by colour-blind readers too.
 COLOURS: dict[RowState, tuple[str, str]] = {
@@ -33,8 +33,8 @@ def as_table(report: Report) -> Group:
     for stage, seconds in report.seconds.items():
         stages.add_row(stage, f"{seconds * 1e3:.1f}", f"{seconds / max(report.ttft, 1e-9):.0%}")
     stages.add_row("total", f"{report.ttft * 1e3:.1f}", "100%", style="bold")
-    summary = Text(_summary(report))
-    return Group(summary, chunks, stages) if report.chunks else Group(summary, stages)
+    head = Text(summary(report))
+    return Group(head, chunks, stages) if report.chunks else Group(head, stages)
 
 
 def as_text(report: Report) -> str:
@@ -57,7 +57,7 @@ def as_html(report: Report) -> str:
         for state, text in _runs(report)
     )
     return (
-        f'<div style="font-family:monospace"><div>{escape(_summary(report))}</div><div>{legend}</div>'
+        f'<div style="font-family:monospace"><div>{escape(summary(report))}</div><div>{legend}</div>'
         f'<div style="white-space:pre-wrap;border:1px solid #ccc;padding:.5em;max-height:24em;overflow:auto">'
         f"{body}</div></div>"
     )
@@ -87,7 +87,8 @@ def _runs(report: Report) -> list[tuple[RowState, str]]:
     return [(state, "".join(decode(token) for _, token in run)) for state, run in groupby(pairs, key=lambda p: p[0])]
 
 
-def _summary(report: Report) -> str:
+def summary(report: Report) -> str:
+    """One line: how much was reused and recomputed, and how long the first token took."""
     if report.fallback is not None:
         return f"full prefill of {report.rows} rows ({report.fallback}); TTFT {report.ttft * 1e3:.0f} ms"
     load = report.load

@@ -226,6 +226,15 @@ class Setup:
         self.store.delete(kv.key)
         return False
 
+    def learn_prelude(self, system: tuple[int, ...], known: int) -> bool:
+        """Computes the prelude of prompts with this system part, unless ``known`` rows are all that can be kept of it.
+
+        Returns whether there was something to compute.
+        """
+        prelude = self.plan(system).prelude
+        keepable = len(prelude) // self.prefix.granularity * self.prefix.granularity
+        return known < keepable and self._prelude_kv(prelude) is not None
+
     def _prelude_kv(self, prelude: tuple[int, ...]) -> KVLayers | None:
         """Exact KV of the prelude, computed once; also the first rows of every prompt that starts with it."""
         if not prelude or not self.remembers(len(prelude)):

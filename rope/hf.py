@@ -21,7 +21,7 @@ from rope.probe import LayerSample, fit_rope
 from rope.rotation import Rope
 from rope.tables import BoundedTable, FrequencyTable, RegimeTable, RopeTable, SampledTable
 
-__all__ = ["cache_argument", "decoder_layers", "read_rope", "read_tables"]
+__all__ = ["cache_argument", "decoder_layers", "read_rope", "read_tables", "refuse_foreign_state"]
 
 _POSITIONS = (0, 37)
 _TOKENS = 16
@@ -79,7 +79,7 @@ def read_rope(model: PreTrainedModel) -> Rope:
         UnsupportedRotation: the cache is recurrent, indexed, or changes with the position other than by a rotation;
             or the model was cast after loading.
     """
-    _refuse_foreign_state(model)
+    refuse_foreign_state(model)
     tables = read_tables(model)
     layers = decoder_layers(model)
     caches = [_one_token_cache(model, position) for position in _POSITIONS]
@@ -90,7 +90,7 @@ def read_rope(model: PreTrainedModel) -> Rope:
     return fit_rope(samples, tables, _POSITIONS)
 
 
-def _refuse_foreign_state(model: PreTrainedModel) -> None:
+def refuse_foreign_state(model: PreTrainedModel) -> None:
     """Refuses models whose own cache holds more than keys and values, with the reason."""
     name = type(model).__name__
     if model.config.is_encoder_decoder:

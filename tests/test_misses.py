@@ -11,6 +11,7 @@ import torch
 
 from blend import Blender, Chunk, FirstK, FullReuse, KVDeviation, MemoryStore, Prompt, PromptError, QueryAttention
 from blend.errors import CorruptEntry, StoreError
+from blend.prefix import BlockPrefixCache
 from blend.stores.base import Store
 from blend.stores.codecs import Plain
 from blend.stores.entry import pack, read_head
@@ -427,7 +428,7 @@ def test_fusing_that_turned_out_slower_is_bypassed():
     blender.setup.pace.note("full", size, size, 1.0)
     assert blender.fuse(prompt).report.fallback is None, "nothing is known of fusing yet"
     for _ in range(5):
-        blender.setup.pace.note(("fuse", selector), 1, size, 1.0)
+        blender.setup.pace.note(("fuse", repr(selector)), 1, size, 1.0)
     slow = blender.fuse(prompt).report
     assert "fusing takes about" in slow.fallback
     assert "in the store, but not used" in slow.chunks[0].why
@@ -471,3 +472,25 @@ def test_fused_kv_is_never_served_as_exact(selector):
     assert plain.exact
     assert plain.report.prefix_rows <= len(prompt.system)
     assert torch.allclose(plain.logits, make().prefill(longer).logits, atol=1e-5)
+
+
+def test_a_process_that_only_reads_chunks_learns_the_prelude_once():
+    store, prompt = MemoryStore(), tiny_prompt()
+    writer = make(store=store)
+    writer.encode(prompt.chunks, system=prompt.system)
+    expected = writer.fuse(prompt)
+    reader = make(store=store)
+    first, second = reader.fuse(prompt), reader.fuse(prompt)
+    assert first.report.prefix_rows == second.report.prefix_rows == len(prompt.system)
+    assert sources(first) == ["hit"] * 3
+    assert torch.equal(first.logits, expected.logits)
+    assert torch.equal(second.logits, expected.logits)
+
+
+def test_a_prelude_of_broken_blocks_is_not_computed_again_and_again():
+    prompt = tiny_prompt(system=37)
+    blender = make(prefix=BlockPrefixCache(16))
+    blender.encode(prompt.chunks, system=prompt.system)
+    assert blender.fuse(prompt).report.prefix_rows == 32
+    assert not blender.setup.learn_prelude(prompt.system, 32)
+    assert blender.setup.learn_prelude(prompt.system, 16)

