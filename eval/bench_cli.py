@@ -154,6 +154,26 @@ def bench_isolation(
     _finish(json_file, run_isolation_bench(options, Console()))
 
 
+@bench.command("rag")
+def bench_rag(
+    data: Annotated[str, typer.Argument(help="A JSONL set, or the name of one in $KVBLEND_DATA.")] = "squad_xquad_en",
+    passages: Annotated[int, typer.Option(help="Different passages in the folder.")] = 200,
+    questions: Annotated[int, typer.Option(help="Asked.")] = 20,
+    k: PassagesOption = 6,
+    model: ModelOption = "smollm2",
+    seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """The pipeline over a folder of real passages: recall, TTFT against full prefill, and what a second start costs."""
+    from eval.bench_rag import RagOptions, run_rag_bench
+
+    set_threads(threads)
+    options = RagOptions(data, passages, questions, k, model=model, seed=seed, dtype=dtype_of(dtype))
+    _finish(json_file, run_rag_bench(options, Console()))
+
+
 def _finish(json_file: Path | None, figures: dict[str, Any]) -> None:
     """Writes the figures; an interrupted bench ends with the exit code of an interruption."""
     write(json_file, figures)

@@ -8,28 +8,33 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from blend.errors import KVBlendError
 from eval.bench_cli import bench
 from eval.cli_options import (
     DtypeOption,
     JsonOption,
     LimitOption,
     ModelOption,
+    OverlapOption,
     PassagesOption,
     RatioOption,
     SeedOption,
+    SizeOption,
     ThreadsOption,
     dtype_of,
     names_of,
     set_threads,
     write,
 )
+from eval.rag_cli import ask, chat, index
 from eval.store_cli import app as store_app
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Reuse the KV of retrieved passages anywhere.")
+for command in (index, ask, chat):
+    app.command()(command)
 app.add_typer(bench, name="bench")
 app.add_typer(store_app, name="store")
 
@@ -95,13 +100,42 @@ def replay(
         raise typer.Exit(130)
 
 
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="Hub id, folder with a config.json, .gguf file, or the alias smollm2.")],
+    documents: Annotated[int, typer.Option(help="How many documents there are.")],
+    tokens: Annotated[int, typer.Option(help="Tokens of each document.")],
+    k: PassagesOption = 6,
+    ratio: RatioOption = 0.15,
+    size: SizeOption = 256,
+    overlap: OverlapOption = 32,
+    system: Annotated[int, typer.Option(help="Rows of the system part.")] = 32,
+    question: Annotated[int, typer.Option(help="Rows of the question.")] = 32,
+    dtype: DtypeOption = None,
+    tflops: Annotated[float | None, typer.Option(help="10^12 operations per second; measured if not given.")] = None,
+    asks_per_day: Annotated[float | None, typer.Option(help="Questions a day, for break-even in days.")] = None,
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Bytes, memory, expected gain and break-even of a model on so many documents, from its config alone."""
+    from eval.plan import PlanOptions, run_plan
+
+    set_threads(threads)
+    work = (documents, tokens, k, ratio, size, overlap, system, question)
+    write(json_file, run_plan(PlanOptions(model, *work, dtype_of(dtype), tflops, asks_per_day), Console()))
+
+
 def main() -> None:
     """Entry point: kvblend's own errors are one line, an interruption is no traceback."""
     try:
         app()
-    except KVBlendError as error:
-        Console(stderr=True).print(f"[red]error[/]: {error}", highlight=False)
-        sys.exit(1)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         sys.exit(130)
+    except Exception as error:
+        from blend.errors import KVBlendError  # a command that failed has loaded torch already, --help has not
+
+        if not isinstance(error, KVBlendError):
+            raise
+        Console(stderr=True).print("[red]error[/]:", Text(str(error)), highlight=False, soft_wrap=True)
+        sys.exit(1)

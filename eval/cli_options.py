@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from blend.errors import BudgetError
-
 __all__ = [
     "DtypeOption",
     "JsonOption",
     "LimitOption",
     "ModelOption",
+    "OverlapOption",
     "PassagesOption",
     "RatioOption",
     "SeedOption",
+    "SizeOption",
     "ThreadsOption",
     "dtype_of",
     "names_of",
@@ -33,6 +33,8 @@ DtypeOption = Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; the m
 LimitOption = Annotated[int | None, typer.Option(help="Only the first questions.")]
 PassagesOption = Annotated[int, typer.Option(help="Passages per question.")]
 SeedOption = Annotated[int, typer.Option(help="Of the order of the passages.")]
+SizeOption = Annotated[int, typer.Option(help="Tokens of a passage, at most.")]
+OverlapOption = Annotated[int, typer.Option(help="Tokens that neighbouring passages share.")]
 RatioOption = Annotated[float, typer.Option(help="Share of reused rows computed again, 0 to 1.")]
 
 
@@ -49,12 +51,13 @@ def set_threads(threads: int | None) -> None:
     Raises:
         BudgetError: less than one.
     """
-    if threads is not None and threads < 1:
-        raise BudgetError(f"threads is {threads}: it must be 1 or more")
-    import torch
+    import torch  # loaded once a command needs it
 
+    from blend.errors import BudgetError
     from eval.machine import idle_cores
 
+    if threads is not None and threads < 1:
+        raise BudgetError(f"threads is {threads}: it must be 1 or more")
     torch.set_num_threads(threads or idle_cores())
 
 
@@ -63,12 +66,16 @@ def ratios_of(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
+        from blend.errors import BudgetError
+
         raise BudgetError(f"ratios is {text!r}: give numbers with commas between, such as 0,0.15,1") from error
 
 
 def dtype_of(name: str | None) -> Any:
     """``bf16`` and its like as a torch dtype; None where nothing was given."""
     import torch
+
+    from blend.errors import BudgetError
 
     known = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, None: None}
     if name not in known:

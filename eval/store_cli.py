@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Column, Table
 
-from blend.errors import StoreError
-from blend.stores.base import Store
-from blend.stores.listing import listing
-from blend.stores.prune import Pruned, prune
 from eval.cli_options import dtype_of
+
+if TYPE_CHECKING:
+    from blend.stores.base import Store
+    from blend.stores.prune import Pruned
 
 __all__ = ["app", "list_store", "prune_store", "verify_store"]
 
@@ -50,6 +50,8 @@ def prune_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Remove the entries of all other models, and of other format versions."""
+    from blend.errors import StoreError  # torch is loaded once a command needs it
+
     if not model and not fingerprint:
         raise StoreError("nothing is named that stays: give --model or --fingerprint, so that not all is removed")
     keep = {*(fingerprint or ()), *(_fingerprint(name, dtype) for name in model or ())}
@@ -59,6 +61,8 @@ def prune_command(
 
 def list_store(store: Store, console: Console) -> dict[tuple[str, str], tuple[int, int]]:
     """Prints, and gives, entries and bytes per (fingerprint, codec)."""
+    from blend.stores.listing import listing
+
     entries, nbytes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for entry in listing(store):
         group = (entry.fingerprint or "not usable here", entry.codec or "?")
@@ -90,6 +94,8 @@ def verify_store(store: Store, console: Console) -> bool:
 
 def prune_store(store: Store, keep: Collection[str], console: Console, dry_run: bool = False) -> Pruned:
     """Removes entries of models that are not in ``keep``, and says what went."""
+    from blend.stores.prune import prune
+
     pruned = prune(store, keep, dry_run=dry_run)
     verb = "would be removed" if dry_run else "removed"
     console.print(
@@ -101,6 +107,7 @@ def prune_store(store: Store, keep: Collection[str], console: Console, dry_run: 
 
 def _open(url: str) -> Store:
     """Opens a store that is there: these commands look after stores, and make none."""
+    from blend.errors import StoreError
     from blend.stores.url import open_store
 
     scheme, found, place = url.partition("://")
