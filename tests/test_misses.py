@@ -489,7 +489,7 @@ def test_a_process_that_only_reads_chunks_learns_the_prelude_once():
 
 def test_a_prelude_of_broken_blocks_is_not_computed_again_and_again():
     prompt = tiny_prompt(system=37)
-    blender = make(prefix=BlockPrefixCache(16))
+    blender = make(prefix=BlockPrefixCache(block=16))
     blender.encode(prompt.chunks, system=prompt.system)
     assert blender.fuse(prompt).report.prefix_rows == 32
     assert not blender.setup.learn_prelude(prompt.system, 32)
