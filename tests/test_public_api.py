@@ -9,6 +9,7 @@ import pkgutil
 import pytest
 
 import blend
+import retrieval
 import rope
 
 BLEND = [
@@ -49,6 +50,37 @@ BLEND = [
     "UnsupportedRotation",
     "open_store",
 ]
+RETRIEVAL = [
+    "ORDERS",
+    "AsyncRagStream",
+    "Changes",
+    "Chat",
+    "DamagedIndex",
+    "DenseIndex",
+    "Document",
+    "DocumentExists",
+    "Embedder",
+    "EmbedderMissing",
+    "Embeds",
+    "ExtraMissing",
+    "Hit",
+    "HybridIndex",
+    "Index",
+    "IndexMismatch",
+    "Match",
+    "Passage",
+    "Piece",
+    "RagAnswer",
+    "RagPipeline",
+    "RagSettings",
+    "RagStream",
+    "Reranker",
+    "SettingError",
+    "SparseIndex",
+    "Stats",
+    "UnknownDocument",
+    "UnreadableDocument",
+]
 ROPE = [
     "BoundedTable",
     "FrequencyTable",
@@ -64,14 +96,16 @@ ROPE = [
 ]
 
 
-@pytest.mark.parametrize(("package", "names"), [(blend, BLEND), (rope, ROPE)], ids=["blend", "rope"])
+@pytest.mark.parametrize(("package", "names"), [(blend, BLEND), (retrieval, RETRIEVAL), (rope, ROPE)])
 def test_exactly_these_names(package, names):
     assert sorted(package.__all__) == sorted(names)
     assert all(hasattr(package, name) for name in names)
 
 
 @pytest.mark.parametrize(
-    "thing", [getattr(p, name) for p in (blend, rope) for name in p.__all__], ids=lambda t: t.__name__
+    "thing",
+    [getattr(p, name) for p in (blend, retrieval, rope) for name in p.__all__],
+    ids=lambda t: getattr(t, "__name__", "constant"),
 )
 def test_everything_public_is_documented(thing):
     assert inspect.getdoc(thing)
@@ -83,7 +117,7 @@ def test_everything_public_is_documented(thing):
 
 
 def modules():
-    for package in (blend, rope):
+    for package in (blend, retrieval, rope):
         yield package.__name__
         yield from (m.name for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))
 
