@@ -16,7 +16,7 @@ from blend.setup import Found
 
 __all__ = ["Decode", "fused_report", "prefilled_report"]
 
-Decode = Callable[[int], str]
+Decode = Callable[[Sequence[int]], str]
 
 
 def fused_report(

@@ -322,5 +322,7 @@ class Blender(Library):
 
     # --- helpers ----------------------------------------------------------------------------------
 
-    def _decode(self, token: int) -> str:
-        return str(self.tokenizer.decode([token])) if self.tokenizer is not None else f"{token} "
+    def _decode(self, tokens: Sequence[int]) -> str:
+        if self.tokenizer is None:
+            return "".join(f"{token} " for token in tokens)
+        return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -62,7 +62,7 @@ class Report:
         ttft: seconds from token ids to the first token's logits.
         states: per row where its KV came from.
         ids: token ids of the prompt.
-        decode: turns one token id into text (for the coloured prompt), or None.
+        decode: turns token ids into text (for the coloured prompt), or None.
     """
 
     method: str
@@ -82,7 +82,7 @@ class Report:
     ttft: float
     states: tuple[RowState, ...]
     ids: tuple[int, ...]
-    decode: Callable[[int], str] | None = field(default=None, compare=False)
+    decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False)
 
     @property
     def reused_rows(self) -> int:

@@ -43,7 +43,7 @@ def as_text(report: Report) -> str:
     console.print(as_table(report))
     file = console.file
     assert isinstance(file, StringIO)
-    return file.getvalue()
+    return file.getvalue().rstrip("\n")
 
 
 def as_html(report: Report) -> str:
@@ -82,9 +82,10 @@ def legend() -> Text:
 
 def _runs(report: Report) -> list[tuple[RowState, str]]:
     """The prompt's text in runs of one origin."""
-    decode = report.decode or (lambda token: f"{token} ")
+    decode = report.decode or (lambda tokens: "".join(f"{token} " for token in tokens))
     pairs = zip(report.states, report.ids, strict=True)
-    return [(state, "".join(decode(token) for _, token in run)) for state, run in groupby(pairs, key=lambda p: p[0])]
+    # A run is decoded as a whole: a character may be made of several tokens.
+    return [(state, decode([token for _, token in run])) for state, run in groupby(pairs, key=lambda p: p[0])]
 
 
 def summary(report: Report) -> str:

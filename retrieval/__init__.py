@@ -13,9 +13,11 @@ from retrieval.errors import (
     UnreadableDocument,
 )
 from retrieval.indexes import DenseIndex, HybridIndex, Index, Match, SparseIndex
+from retrieval.loaders import Skipped, from_rows, load_folder
 from retrieval.order import ORDERS
 from retrieval.rag import AsyncRagStream, Changes, Chat, RagAnswer, RagPipeline, RagSettings, RagStream, Stats
 from retrieval.rerank import Reranker
+from retrieval.splitting import Splitter
 
 __all__ = [
     "ORDERS",
@@ -43,8 +45,12 @@ __all__ = [
     "RagStream",
     "Reranker",
     "SettingError",
+    "Skipped",
     "SparseIndex",
+    "Splitter",
     "Stats",
     "UnknownDocument",
     "UnreadableDocument",
+    "from_rows",
+    "load_folder",
 ]

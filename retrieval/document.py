@@ -30,7 +30,7 @@ class Document:
         metadata: whatever else is known of it; plain data for JSON.
 
     Raises:
-        UnreadableDocument: no text.
+        UnreadableDocument: no text, or half a character (a lone surrogate) in it.
     """
 
     text: str
@@ -44,6 +44,8 @@ class Document:
     def __post_init__(self) -> None:
         if not self.text.strip():
             raise UnreadableDocument(f"document {self.id or self.source or self.title!r} has no text: leave it out")
+        for part in (self.text, self.title, self.source, self.id):
+            _require_unicode(part, self.id or self.source or self.title)
         if not self.id:
             object.__setattr__(self, "id", self.source or self.digest)
 
@@ -55,6 +57,16 @@ class Document:
     def page(self, offset: int) -> int | None:
         """Number of the page, from 1, on which the character at ``offset`` stands; None without pages."""
         return max(bisect_right(self.pages, offset), 1) if self.pages else None
+
+
+def _require_unicode(text: str, name: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnreadableDocument(
+            f"document {name!r} holds half a character (a lone surrogate) at {error.start}: "
+            'replace it with text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+        ) from error
 
 
 class Piece(NamedTuple):

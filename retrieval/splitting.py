@@ -83,19 +83,20 @@ class Splitter:
     def _proposals(self, text: str, kind: Kind, count: Count) -> Iterator[Span]:
         """Where the library would cut."""
         library = _LIBRARY[kind].from_callback(_Gauge(count, self.size), self.size, self.overlap)
-        start, length = 0, max(_WINDOW, 32 * self.size)
+        window = max(_WINDOW, 32 * self.size)
+        start, length = 0, window
         while True:
             end = start + length
             spans = [(start + at, start + at + len(cut)) for at, cut in library.chunk_indices(text[start:end])]
             if end >= len(text):
                 yield from spans
                 return
-            if len(spans) < 2:
+            if not spans or spans[-1][0] <= start:
                 length *= 2
                 continue
             # The window's end has cut the last one short: it is taken again from where it begins.
             yield from spans[:-1]
-            start = spans[-1][0]
+            start, length = spans[-1][0], window
 
     def _fit(self, text: str, proposals: Iterator[Span], count: Count) -> Iterator[Piece]:
         """The proposals, moved as little as the promises need: mostly not at all."""
@@ -138,22 +139,25 @@ class Splitter:
 
 def _character_edges(text: str) -> bytearray:
     """1 at every offset where a character begins, and at the end; 0 within one."""
-    edges = bytearray(len(text) + 1)
+    edges = bytearray(b"\1") * (len(text) + 1)
     start = 0
     while start < len(text):
         part = text[start : start + _SLICE]
-        ends = [match.end() for match in _CHARACTER.finditer(part)]
+        ends = range(1, len(part) + 1) if _is_simple(part) else [match.end() for match in _CHARACTER.finditer(part)]
         if start + len(part) < len(text) and len(ends) > 1:
-            ends.pop()  # the slice may have cut it
+            ends = ends[:-1]  # the slice may have cut it
         begin = 0
-        for end in ends:
-            edges[start + begin] = 1
-            if end - begin > _LONGEST:
-                edges[start + begin : start + end] = b"\1" * (end - begin)
+        for end in ends if len(ends) < ends[-1] else ():
+            if 1 < end - begin <= _LONGEST:
+                edges[start + begin + 1 : start + end] = bytes(end - begin - 1)
             begin = end
-        start += begin
-    edges[len(text)] = 1
+        start += ends[-1]
     return edges
+
+
+def _is_simple(text: str) -> bool:
+    """Whether every code point surely is a character: the quick way through most of a text."""
+    return text.isascii() and "\r" not in text
 
 
 def _next_visible(text: str, edges: bytearray, at: int) -> int:

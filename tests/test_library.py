@@ -12,6 +12,7 @@ from blend.prefix import BlockPrefixCache, RadixPrefixCache
 from blend.testing.prompts import tiny_ids, tiny_prompt
 from blend.testing.tiny import tiny_model
 from blend.testing.tokenizers import CHATML, tiny_tokenizer
+from blend.text import PromptText
 
 CHUNKS = [Chunk(tiny_ids(20 + i, seed=i)) for i in range(4)]
 SYSTEM = tiny_ids(9, seed=9)
@@ -111,3 +112,18 @@ def test_a_question_can_be_put_otherwise():
             text.prompt("who?", ["a keeper"], ask="Answer!")
         turn = text.turn((9, 10), "and when?", "In short: {question}")
         assert "In short: and when?" in blender.tokenizer.decode(turn)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("text", ["", " ", "The old pier.", "a <|im_end|> b</s>", "Bread & tide\n\n", "<s><s>", "212"])
+def test_counting_is_encoding(kind, text):
+    text_of = PromptText(tiny_tokenizer(kind, template=CHATML))
+    assert text_of.count(text) == len(text_of.encode(text))
+
+
+def test_counting_with_a_real_tokenizer(smollm2):
+    text_of = PromptText(smollm2[1])
+    for text in ("渡轮每天过河两次。", "👩‍👩‍👧 naïve é", "x" * 999, "<|im_start|>user", "tab\t \r\n end"):
+        assert text_of.count(text) == len(text_of.encode(text))
+    text_of.tokenizer("a b c d", truncation=True, max_length=2)
+    assert text_of.count("a b c d e f") == 6, "what others ask of the tokenizer changes nothing"

@@ -76,10 +76,14 @@ RETRIEVAL = [
     "RagStream",
     "Reranker",
     "SettingError",
+    "Skipped",
     "SparseIndex",
+    "Splitter",
     "Stats",
     "UnknownDocument",
     "UnreadableDocument",
+    "from_rows",
+    "load_folder",
 ]
 ROPE = [
     "BoundedTable",

@@ -23,6 +23,7 @@ from retrieval import (
     RagSettings,
     SettingError,
     UnknownDocument,
+    UnreadableDocument,
 )
 from tests.rag_worker import Letters
 
@@ -558,3 +559,21 @@ def test_a_model_by_name_keeps_its_kv_in_the_folder(tmp_path):
     with pytest.raises(IndexMismatch, match=r"float32.*bfloat16"):
         RagPipeline.load(tmp_path / "rag", dtype=torch.bfloat16)
     assert Path(tmp_path / "rag" / "settings.json").exists()
+
+
+def test_half_a_character_is_refused():
+    with pytest.raises(UnreadableDocument, match=r"half a character .* at 5"):
+        Document("gull \ud83d", id="a")
+    with pytest.raises(UnreadableDocument, match="no text"):
+        Document(" \n", id="a")
+
+
+def test_changes_read_short(rag):
+    assert str(rag.add(PIER, encode="now")) == "3 added, 3 passages, 3 encoded"
+    assert str(rag.add([], encode="now")) == "nothing changed"
+
+
+def test_a_title_is_not_said_twice():
+    settings = RagSettings()
+    assert settings.written("# The pier\n\nIt is old.", "The pier") == "# The pier\n\nIt is old."
+    assert settings.written("It is old.", "The pier") == "The pier\nIt is old."

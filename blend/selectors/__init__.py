@@ -1,6 +1,6 @@
 """One file per published way to choose the rows that are computed again."""
 
-from blend.selectors.base import BudgetedSelector, Candidates, FreshKV, Selector
+from blend.selectors.base import BudgetedSelector, Candidates, FreshKV, Selector, top_rows
 from blend.selectors.first_k import FirstK
 from blend.selectors.kv_deviation import KVDeviation
 from blend.selectors.query_attention import QueryAttention
@@ -17,4 +17,5 @@ __all__ = [
     "QueryAttention",
     "Random",
     "Selector",
+    "top_rows",
 ]

@@ -54,6 +54,9 @@ class Changes(NamedTuple):
     encoded: int = 0
     pending: int = 0
 
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {name}" for name, count in self._asdict().items() if count) or "nothing changed"
+
 
 class Intake:
     """Changes what a pipeline knows.
@@ -165,7 +168,7 @@ class Intake:
             return self._settings.written(text, document.title, document.source)
 
         def count(text: str) -> int:
-            return len(self._text.encode(f"{written(text)}\n\n"))
+            return self._text.count(f"{written(text)}\n\n")
 
         drafts = []
         for piece in Splitter(count, self._settings.size, self._settings.overlap).split(document.text, document.kind):
