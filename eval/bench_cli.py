@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -160,6 +160,9 @@ def bench_rag(
     passages: Annotated[int, typer.Option(help="Different passages in the folder.")] = 200,
     questions: Annotated[int, typer.Option(help="Asked.")] = 20,
     k: PassagesOption = 6,
+    order: Annotated[
+        Literal["score", "best-last", "cache-aware"], typer.Option(help="Of the passages in the prompt.")
+    ] = "best-last",
     model: ModelOption = "smollm2",
     seed: SeedOption = 0,
     dtype: DtypeOption = None,
@@ -170,7 +173,7 @@ def bench_rag(
     from eval.bench_rag import RagOptions, run_rag_bench
 
     set_threads(threads)
-    options = RagOptions(data, passages, questions, k, model=model, seed=seed, dtype=dtype_of(dtype))
+    options = RagOptions(data, passages, questions, k, order=order, model=model, seed=seed, dtype=dtype_of(dtype))
     _finish(json_file, run_rag_bench(options, Console()))
 
 

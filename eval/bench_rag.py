@@ -44,6 +44,7 @@ class RagOptions:
         questions: asked.
         k: passages per question.
         tokens: of an answer, at most.
+        order: of the passages in the prompt.
         model: name of the model.
         seed: of the choice of questions.
         dtype: of weights and KV; None for bf16.
@@ -57,6 +58,7 @@ class RagOptions:
     questions: int = 20
     k: int = 6
     tokens: int = 24
+    order: Literal["score", "best-last", "cache-aware"] = RagSettings.order
     model: str = "smollm2"
     seed: int = 0
     dtype: torch.dtype | None = None
@@ -76,10 +78,11 @@ def run_rag_bench(options: RagOptions, console: Console) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         files, rag_folder = Path(place) / "files", Path(place) / "rag"
         write_files(chosen, files)
-        settings = RagSettings(k=options.k)
+        settings = RagSettings(k=options.k, order=options.order)
         first, (changes, seconds) = _start(options, embedder, rag_folder, settings, files)
         figures: dict[str, Any] = {
             "data": options.data,
+            "order": options.order,
             "machine": machine_record(first.blender.view.dtype),
             "first_start": {**changes, **seconds, "kv_bytes": _bytes(rag_folder / "kv")},
             "recall": _recall(options, embedder, chosen, files),
@@ -197,7 +200,15 @@ def _summary(asked: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _show(figures: dict[str, Any], console: Console) -> None:
-    table = Table("start", "open, s", "sync, s", "new documents", "passages embedded", "encoded", title=figures["data"])
+    table = Table(
+        "start",
+        "open, s",
+        "sync, s",
+        "new documents",
+        "passages embedded",
+        "encoded",
+        title=f"{figures['data']}, {figures['order']}",
+    )
     for name in ("first", "second"):
         start = figures[f"{name}_start"]
         seconds = (f"{start['open_s']:.1f}", f"{start['sync_s']:.1f}")

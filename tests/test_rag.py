@@ -27,7 +27,7 @@ from retrieval import (
 )
 from tests.rag_worker import Letters
 
-WORDS = RagSettings(retriever="sparse", size=48, overlap=0, k=3)
+WORDS = RagSettings(retriever="sparse", size=48, overlap=0, k=3, order="score")
 
 
 @lru_cache
@@ -206,7 +206,7 @@ def test_every_passage_has_at_most_so_many_tokens(rag):
 
 
 def test_passages_that_do_not_fit_are_left_out_and_said():
-    settings = RagSettings(retriever="sparse", size=100, overlap=0, k=8)
+    settings = RagSettings(retriever="sparse", size=100, overlap=0, k=8, order="score")
     with blender() as own, RagPipeline(own, settings=settings) as rag:
         rag.add([Document(f"keeper {'gull ' * 20} number {i}", id=str(i)) for i in range(8)], encode="now")
         hits = rag.retrieve("keeper gull 3", 8)
@@ -269,7 +269,7 @@ def test_the_order_is_that_of_the_settings():
 
 
 def test_among_ties_a_known_prefix_comes_first():
-    settings = RagSettings(retriever="sparse", size=48, overlap=0, margin=100.0)
+    settings = RagSettings(retriever="sparse", size=48, overlap=0, order="cache-aware", margin=100.0)
     with blender() as own, RagPipeline(own, settings=settings) as rag:
         rag.add(documents(a="gull gull gull", b="gull gull pier", c="gull pier pier"), encode="now")
         known = rag.context("gull").prompt.reordered([2, 1, 0])

@@ -32,9 +32,9 @@ class RagSettings:
         retriever: ``dense`` (by meaning), ``sparse`` (by words, BM25), or ``hybrid`` (both, by reciprocal ranks).
         dense: kind of the dense index: ``flat`` (exact), ``ivf`` or ``hnsw`` (for very many passages).
         k: passages per question.
-        order: of the passages in the prompt: by ``score``, ``best-last``, or ``cache-aware`` (by score; among ties what
-            goes on with a known exact prefix comes first).
-        margin: scores no further apart are ties.
+        order: of the passages in the prompt: ``best-last``, nearest the question, where small models read best; by
+            ``score``; or ``cache-aware``: by score, but among ties what goes on with a known exact prefix comes first.
+        margin: scores no further apart are ties (``cache-aware``).
         system: instructions, before the passages. Every passage is encoded behind them.
         passage: how a passage is put, with ``{text}`` and, where wanted, ``{title}`` and ``{source}``.
         question: how a question is put, with ``{question}``. As in ``system``, control tokens of the chat template act.
@@ -48,7 +48,7 @@ class RagSettings:
     retriever: Literal["dense", "sparse", "hybrid"] = "hybrid"
     dense: Literal["flat", "ivf", "hnsw"] = "flat"
     k: int = 6
-    order: Literal["score", "best-last", "cache-aware"] = "cache-aware"
+    order: Literal["score", "best-last", "cache-aware"] = "best-last"
     margin: float = 0.0
     system: str = DEFAULT_INSTRUCTIONS
     passage: str = "{title}\n{text}"
