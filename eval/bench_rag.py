@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blend import Blender, BudgetError, Prompt
+from blend.hf.progress import library_bars
 from blend.progress import track
 from eval.bench_ttft import full_prefill
 from eval.machine import machine_record
@@ -74,7 +75,8 @@ class RagOptions:
 def run_rag_bench(options: RagOptions, console: Console) -> dict[str, Any]:
     """Runs the bench, prints its tables and returns the figures as plain data."""
     chosen = read_set(options.data, passages=options.passages, questions=options.questions, seed=options.seed)
-    embedder = Embedder()
+    with library_bars(False):
+        embedder = Embedder()
     with tempfile.TemporaryDirectory() as place:
         files, rag_folder = Path(place) / "files", Path(place) / "rag"
         write_files(chosen, files)

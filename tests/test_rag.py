@@ -571,9 +571,3 @@ def test_half_a_character_is_refused():
 def test_changes_read_short(rag):
     assert str(rag.add(PIER, encode="now")) == "3 added, 3 passages, 3 encoded"
     assert str(rag.add([], encode="now")) == "nothing changed"
-
-
-def test_a_title_is_not_said_twice():
-    settings = RagSettings()
-    assert settings.written("# The pier\n\nIt is old.", "The pier") == "# The pier\n\nIt is old."
-    assert settings.written("It is old.", "The pier") == "The pier\nIt is old."

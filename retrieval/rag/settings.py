@@ -70,10 +70,8 @@ class RagSettings:
         _check_template("question", self.question, "question", {"question"})
 
     def written(self, text: str, title: str = "", source: str = "") -> str:
-        """A passage as the model reads it; one that begins with the title is not given it twice."""
-        text, title = text.strip(), title.strip()
-        title = "" if text.lstrip("# ").startswith(title) else title
-        return self.passage.format(text=text, title=title, source=source.strip()).strip()
+        """A passage as the model reads it."""
+        return self.passage.format(text=text.strip(), title=title.strip(), source=source.strip()).strip()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
