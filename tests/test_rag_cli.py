@@ -196,7 +196,7 @@ def test_an_answer_and_where_it_comes_from(rag, tmp_path):
     command = ("ask", rag, "Who lit the lamps by hand?", "--k", "2", "--max-new-tokens", "4", "--threads", "1")
     plain = figures(tmp_path / "a.json", *command)
     assert plain["complete"]
-    assert plain["hits"][0]["document"] == "sub/lamps.md"
+    assert plain["hits"][-1]["document"] == "sub/lamps.md"
     assert {chunk["source"] for chunk in plain["report"]["chunks"]} == {"hit"}
     assert figures(tmp_path / "b.json", *command)["answer"] == plain["answer"]
     output = run(*command).output
@@ -303,6 +303,6 @@ def test_from_a_folder_to_an_answer(smollm2, tmp_path):
     assert figures(out, "index", docs, "--to", target, "--threads", "1")["encoded"] == 3
     command = ("ask", target, "Who steers the Otterbeck ferry?", "--max-new-tokens", "16", "--threads", "1")
     answered = figures(out, *command, "--compare")
-    assert answered["hits"][0]["document"] == "ferry.md"
+    assert answered["hits"][-1]["document"] == "ferry.md"
     assert "Tolle" in answered["answer"]
     assert answered["full"]["answer"]
