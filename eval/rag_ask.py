@@ -184,7 +184,7 @@ def _figures(answer: RagAnswer) -> dict[str, Any]:
 def _warm_up(rag: RagPipeline, question: str, options: AskOptions) -> None:
     """Both ways once, so that neither pays for being the first in this process."""
     context = rag.context(question, options.k, rag.answer_rows(options.max_new_tokens))
-    rag.fuse(context.prompt)
+    rag.fuse(context)
     make_systems(("full",), 0.0)[0].run(rag.blender, context.prompt)
 
 

@@ -154,6 +154,17 @@ def test_removed_documents_are_forgotten(rag):
     assert len(rag) == 1, "nothing was removed"
 
 
+def test_a_passage_removed_while_it_is_asked_about_does_not_come_back(rag):
+    rag.add(PIER, encode="never")
+    context = rag.context("Who lit the lamps by hand?")
+    assert "lamps" in names(context.hits)
+    rag.remove(["lamps"])
+    fusion = rag.fuse(context)
+    assert fusion.report.hit_rate == 0.0
+    kept = [hit.passage.number for hit in context.hits if hit.passage.document != "lamps"]
+    assert len(list(rag.blender.store.keys())) == len(kept)
+
+
 def test_syncing_adds_updates_and_prunes(rag):
     rag.add(PIER, encode="now")
     changed = documents(pier="The new pier is of stone.", gulls="The names of all the gulls are in a book.")

@@ -69,7 +69,7 @@ class Chat:
         with self._lock:
             rows = self._pipeline.answer_rows(max_new_tokens)
             turn = self._next(question, rows)
-            fusion = self._pipeline.blender.fuse(turn.context.prompt, past=turn.past)
+            fusion = self._pipeline.fuse(turn.context, past=turn.past)
             text = self._pipeline.generate(fusion, rows, stop=stop, **options)
             answer = RagAnswer(text, turn.context, fusion)
             self._over(turn, answer)
@@ -82,7 +82,7 @@ class Chat:
         with self._lock:
             rows = self._pipeline.answer_rows(max_new_tokens)
             turn = self._next(question, rows)
-            fusion = self._pipeline.blender.fuse(turn.context.prompt, past=turn.past)
+            fusion = self._pipeline.fuse(turn.context, past=turn.past)
             pieces = self._pipeline.pieces(fusion, rows, stop=stop, **options)
             return RagStream(turn.context, fusion, pieces, partial(self._over, turn))
 

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from blend import Blender, Chunk, Fusion, Prompt, PromptError
-from blend.clock import Clock
+from blend import Blender, PromptError
 from blend.selectors import Selector
-from retrieval.document import Hit
 from retrieval.embed import Embeds
-from retrieval.errors import SettingError
-from retrieval.indexes.base import at_least_one
-from retrieval.rag.answer import Context, RagAnswer
+from retrieval.rag.answer import RagAnswer
 from retrieval.rag.catalogue import Catalogue
 from retrieval.rag.chat import Chat
-from retrieval.rag.compose import Composer, left_out
+from retrieval.rag.compose import Composer
 from retrieval.rag.finder import Finder
 from retrieval.rag.folder import open_blender, save
 from retrieval.rag.intake import Intake
 from retrieval.rag.record import FILE, Record, embedder_of
 from retrieval.rag.settings import RagSettings
 from retrieval.rag.shelf import Shelf
+from retrieval.rag.steps import Steps
 from retrieval.rag.stream import AsyncRagStream, RagStream, awaited
 from retrieval.rerank import Reranker
 
 __all__ = ["RagPipeline"]
 
-_ANSWER = 128
-_RERANKED = 4  # hits that a reranker chooses from, per hit that is kept
 
-
-class RagPipeline(Shelf):
+class RagPipeline(Shelf, Steps):
     """Answers questions from documents, whose passages are encoded once and reused in any order.
 
     ::
@@ -168,24 +161,6 @@ class RagPipeline(Shelf):
 
     # --- asking --------------------------------------------------------------------------------
 
-    def retrieve(self, question: str, k: int | None = None) -> list[Hit]:
-        """The passages that match a question best, best first.
-
-        Args:
-            k: how many; ``settings.k`` if not given.
-
-        Raises:
-            SettingError: ``k`` below 1, or no documents.
-        """
-        k = self.settings.k if k is None else k
-        at_least_one(k)
-        if not len(self):
-            raise SettingError("there are no documents to answer from: add some first")
-        matches = self._finder.search(question, k * _RERANKED if self._reranker else k)
-        scores = {match.number: match.score for match in matches}
-        hits = [Hit(passage, scores[passage.number]) for passage in self._catalogue.passages(list(scores))]
-        return self._reranker.rerank(question, hits)[:k] if self._reranker else hits
-
     def ask(
         self,
         question: str,
@@ -215,7 +190,7 @@ class RagPipeline(Shelf):
         """
         rows = self.answer_rows(max_new_tokens)
         context = self.context(question, k, rows)
-        fusion = self.fuse(context.prompt, full, selector)
+        fusion = self.fuse(context, full=full, selector=selector)
         return RagAnswer(self.generate(fusion, rows, stop=stop, **options), context, fusion)
 
     def stream(
@@ -232,7 +207,7 @@ class RagPipeline(Shelf):
         """The same piece by piece; passages and report are there before the first."""
         rows = self.answer_rows(max_new_tokens)
         context = self.context(question, k, rows)
-        fusion = self.fuse(context.prompt, full, selector)
+        fusion = self.fuse(context, full=full, selector=selector)
         return RagStream(context, fusion, self.pieces(fusion, rows, stop=stop, **options))
 
     async def aask(self, question: str, k: int | None = None, **options: Any) -> RagAnswer:
@@ -247,58 +222,6 @@ class RagPipeline(Shelf):
     def chat(self, k: int | None = None) -> Chat:
         """A conversation: each turn goes on from the passages, questions and answers before it."""
         return Chat(self, k)
-
-    # --- the steps of an answer -------------------------------------------------------------------
-
-    def context(self, question: str, k: int | None = None, answer_rows: int = _ANSWER) -> Context:
-        """The prompt of a question: passages found, as many as fit, in order.
-
-        Args:
-            answer_rows: rows that the model has to have left for an answer.
-        """
-        clock = Clock(self.blender.view.device)
-        asked = self.compose.asked(question)
-        room = self.compose.room(asked, answer_rows)
-        with clock("retrieve"):
-            hits = self.retrieve(question, k)
-        with clock("compose"):
-            chunks = self.chunks(hits)
-            hits = [hit for hit in hits if hit.passage.number in chunks]
-            kept, dropped = self.compose.fitting(hits, chunks, room)
-            ordered = self.compose.ordered(kept, chunks)
-            prompt = self.compose.prompt(ordered, chunks, asked)
-        notes = [*left_out(kept, dropped, room, answer_rows)]
-        if not hits:
-            notes.append("no passage matched the question: it is asked without any")
-        return Context(question, prompt, tuple(ordered), tuple(dropped), tuple(notes), clock.seconds)
-
-    def fuse(self, prompt: Prompt, full: bool = False, selector: Selector | None = None) -> Fusion:
-        """KV of a prompt of :meth:`context`, fused or by a plain full prefill."""
-        return self.blender.prefill(prompt, remember=False) if full else self.blender.fuse(prompt, selector=selector)
-
-    def generate(self, fusion: Fusion, answer_rows: int, **options: Any) -> str:
-        """The answer's text."""
-        return self.blender.generate(fusion, **{"do_sample": False, "max_new_tokens": answer_rows, **options}).text
-
-    def pieces(self, fusion: Fusion, answer_rows: int, **options: Any) -> Iterator[str]:
-        """The answer's text as it comes."""
-        return self.blender.stream(fusion, **{"do_sample": False, "max_new_tokens": answer_rows, **options})
-
-    def answer_rows(self, max_new_tokens: int | None) -> int:
-        """Rows to leave for an answer.
-
-        Raises:
-            SettingError: less than one.
-        """
-        if max_new_tokens is not None and max_new_tokens < 1:
-            raise SettingError(f"max_new_tokens is {max_new_tokens}: an answer takes at least 1")
-        return max_new_tokens or _ANSWER
-
-    def chunks(self, hits: Sequence[Hit]) -> dict[int, Chunk]:
-        """The chunks of passages, by number; none for a passage that was removed meanwhile."""
-        ids = self._catalogue.ids([hit.passage.number for hit in hits])
-        passages = (hit.passage for hit in hits if hit.passage.number in ids)
-        return {passage.number: Chunk(ids[passage.number], passage.citation) for passage in passages}
 
     # --- life -------------------------------------------------------------------------------------
 
