@@ -146,6 +146,8 @@ class Setup:
 
         The prefix cache is emptied: it knows rows of whole prompts, and not whose they are.
         """
+        if not chunks:
+            return 0
         plan = self.plan(system)
         keys = [plan.key(chunk) for chunk in chunks]
         self.afterwards.cancel(keys)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blend import Blender, DiskStore, FullReuse, PromptError, PromptTooLong
+from blend import Blender, DiskStore, FullReuse, MemoryStore, PromptError, PromptTooLong
 from blend.testing.tiny import tiny_model
 from blend.testing.tokenizers import CHATML, tiny_tokenizer
 from retrieval import (
@@ -494,6 +494,56 @@ def test_what_another_process_changes_is_found_at_the_next_question(tmp_path):
             one.add(PIER[2:], encode="now")
             one.remove(["pier"])
             assert sorted(names(other.retrieve("pier", 5))) == ["bread", "lamps"]
+
+
+def test_what_has_not_changed_is_not_written_again(tmp_path):
+    with blender() as own:
+        with RagPipeline(own, Letters(), folder=tmp_path, settings=small()) as rag:
+            rag.add(PIER, encode="now")
+            written = files_of(tmp_path / "index")
+            rag.add(PIER, encode="now")
+            assert files_of(tmp_path / "index") == written
+        with RagPipeline(own, Letters(), folder=tmp_path) as rag:
+            rag.sync(PIER, encode="now")
+            rag.save()
+            assert files_of(tmp_path / "index") == written
+            rag.remove(["pier"])
+            assert files_of(tmp_path / "index") != written
+
+
+def files_of(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_change_that_drops_nothing_keeps_the_known_prefixes(rag):
+    rag.add([*PIER, Document(PIER[0].text, id="copy")], encode="now")
+    prompt = rag.context("Who lit the lamps by hand?").prompt
+    rag.blender.prefill(prompt)
+    assert rag.remove(["copy"]).dropped == 0
+    assert rag.blender.known_rows(prompt) == len(prompt) - 1
+    assert rag.remove(["bread"]).dropped == 1
+    assert rag.blender.known_rows(prompt) == 0
+
+
+def test_the_source_is_searched_where_it_is_written():
+    settings = small(retriever="sparse", passage="{source}: {text}")
+    with blender() as own, RagPipeline(own, settings=settings) as rag:
+        rag.add([Document("The pier is old.", id="a", source="harbour.txt")])
+        assert names(rag.retrieve("harbour", 1)) == ["a"]
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_where_a_store_without_scheme_lies(tmp_path, absolute):
+    model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer(template=CHATML).save_pretrained(tmp_path / "model")
+    store = str(tmp_path / "elsewhere") if absolute else "elsewhere"
+    with RagPipeline.from_pretrained(tmp_path / "model", folder=tmp_path / "rag", settings=WORDS, store=store) as rag:
+        rag.add(PIER, encode="now")
+    assert (tmp_path / ("elsewhere" if absolute else "rag/elsewhere")).is_dir()
+    with RagPipeline.load(tmp_path / "rag") as rag:
+        assert rag.stats().encoded == 3
+    with pytest.raises(SettingError, match="store is a MemoryStore: give its address"):
+        RagPipeline.from_pretrained(tmp_path / "model", store=MemoryStore())
 
 
 def test_damaged_indexes_are_made_anew(tmp_path):

@@ -140,10 +140,6 @@ class Catalogue:
         rows = self._by_number("SELECT number, ids FROM passages", numbers)
         return {number: tuple(array("i", ids)) for number, ids in rows}
 
-    def texts(self, numbers: Sequence[int]) -> dict[int, tuple[str, str]]:
-        """Title and text of passages by number, without their places."""
-        return {passage.number: (passage.title, passage.text) for passage in self.passages(numbers)}
-
     def vectors(self, numbers: Sequence[int]) -> dict[int, NDArray[np.float32]]:
         """Vectors of passages by number, fp32 ``[d]`` each; none for a passage without one."""
         rows = self._by_number("SELECT number, vector FROM passages", numbers)
@@ -193,7 +189,10 @@ class Catalogue:
         """Writes a document's own row: what it is called, and what else is known of it."""
         self._db.execute(
             "INSERT INTO documents VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
-            "digest = excluded.digest, title = excluded.title, source = excluded.source, metadata = excluded.metadata",
+            "digest = excluded.digest, title = excluded.title, source = excluded.source, metadata = excluded.metadata "
+            # What is as it was is not written: it would look like a change to all who watch the version.
+            "WHERE (digest, title, source, metadata) "
+            "IS NOT (excluded.digest, excluded.title, excluded.source, excluded.metadata)",
             (document.id, document.digest, document.title, document.source, json.dumps(dict(document.metadata))),
         )
 

@@ -47,6 +47,7 @@ class Finder:
         dense = _dense(settings, embedder, folder) if embedder is not None else None
         sparse = _sparse(folder) if settings.retriever != "dense" else None
         self._indexes: list[Index] = [index for index in (dense, sparse) if index is not None]
+        self._unsaved = not all(len(index) for index in self._indexes)  # those that were loaded hold something
         self.catch_up()  # a hybrid index is of such as hold the same
         self._index = HybridIndex(self._indexes) if len(self._indexes) > 1 else self._indexes[0]
 
@@ -64,19 +65,27 @@ class Finder:
             wanted = self._catalogue.numbers()
             for index in self._indexes:
                 have = set(index.numbers())
-                index.remove(have - wanted)
-                self._add(index, sorted(wanted - have))
+                if have != wanted:
+                    index.remove(have - wanted)
+                    self._add(index, sorted(wanted - have))
+                    self._unsaved = True
             self._seen = version
 
     def save(self, folder: str | os.PathLike[str] | None = None) -> None:
-        """Writes the indexes, in step with the catalogue, into a folder; by default their own, if they have one."""
+        """Writes the indexes, in step with the catalogue, into a folder; by default their own, if they have one.
+
+        There nothing is written where nothing has changed since.
+        """
         target = self._folder if folder is None else Path(folder)
         if target is None:
             return
         with self._lock:
             self.catch_up()
+            if folder is None and not self._unsaved:
+                return
             for index in self._indexes:
                 index.save(target / index.name)
+            self._unsaved = self._unsaved and folder is not None
 
     def _add(self, index: Index, numbers: Sequence[int]) -> None:
         if not numbers:
@@ -85,8 +94,8 @@ class Finder:
             vectors = self._catalogue.vectors(numbers)
             index.add_vectors(np.stack([vectors[number] for number in numbers]), numbers)
         else:
-            texts = self._catalogue.texts(numbers)
-            index.add([self._settings.written(text, title) for title, text in map(texts.__getitem__, numbers)], numbers)
+            written = self._settings.written
+            index.add([written(p.text, p.title, p.source) for p in self._catalogue.passages(numbers)], numbers)
 
 
 def _dense(settings: RagSettings, embedder: Embeds, folder: str | os.PathLike[str] | None) -> DenseIndex:

@@ -27,6 +27,11 @@ def open_blender(
     Args:
         store: its address; a path without scheme lies in the folder; empty for ``kv`` there, or for memory.
     """
+    if not isinstance(store, str):
+        raise SettingError(
+            f"store is a {type(store).__name__}: give its address, so that the folder can be opened again, or make the "
+            "Blender yourself: RagPipeline(Blender.from_pretrained(model, store=store))"
+        )
     options = {"bypass": False, **options}
     if folder is not None:
         options["store"] = _address(folder, store or "kv")
@@ -84,5 +89,8 @@ def _lasting(store: str) -> bool:
 
 
 def _address(folder: str | os.PathLike[str], store: str) -> str:
-    """The address of a store; a path without scheme lies in the folder."""
-    return store if "://" in store else f"file://{quote(os.fspath(folder))}/{store}"
+    """The address of a store; a relative path without scheme lies in the folder."""
+    if "://" in store:
+        return store
+    place, found, options = store.partition("?")
+    return f"file://{quote(os.fspath(Path(folder) / Path(place).expanduser()))}{found}{options}"

@@ -159,7 +159,7 @@ class RagPipeline(Shelf, Steps):
         options = {"dtype": record.torch_dtype, "prelude": record.prelude, "store": record.store, **options}
         return cls.from_pretrained(name, given, folder=folder, **options)
 
-    # --- asking --------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------
 
     def ask(
         self,
@@ -239,7 +239,7 @@ class RagPipeline(Shelf, Steps):
         save(self.record, self._catalogue, self._finder, self.blender, self.folder, folder)
 
     def close(self) -> None:
-        """Encodes what is left to encode, and lets go of files; a Blender made here is closed too."""
+        """Lets go of files. A Blender made here finishes encoding and is closed; one handed over goes on."""
         if "executor" in vars(self):
             self.executor.shutdown()
         if self._owns:
