@@ -28,7 +28,7 @@ def read_html(data: bytes, name: str) -> list[Document]:
     try:
         import trafilatura
     except ImportError as missing:
-        raise ExtraMissing('reading HTML needs trafilatura: pip install "kvblend[docs]"') from missing
+        raise ExtraMissing(f'reading HTML needs trafilatura ({missing}): pip install "kvblend[docs]"') from missing
     with quiet("trafilatura", "htmldate", "courlan"):
         about = trafilatura.extract_metadata(page)
         # Rather a footer too many than a heading lost.
