@@ -30,7 +30,7 @@ from eval.demo.cases import DemoCase
 from eval.demo.run import demo_cases
 from eval.fidelity import bootstrap_mean, compare, make_reference
 from eval.machine import machine_record
-from eval.systems import make_systems
+from eval.systems.exact import full_prefill
 
 __all__ = ["ALL", "CodecOptions", "run_codec_bench"]
 
@@ -262,11 +262,10 @@ Row = dict[str, tuple[float, float]]
 
 
 def _rows(blender: Blender, store: PackedStore, cases: Sequence[DemoCase], options: CodecOptions) -> Iterator[Row]:
-    (full,) = make_systems(["full"], 0.0)
     selector = options.selector(blender)
     for case in cases:
         prompt = case.prompt(blender)
-        reference = make_reference(blender, full.run(blender, prompt), options.tokens)
+        reference = make_reference(blender, full_prefill(blender, prompt), options.tokens)
         row: Row = {}
         for name in dict.fromkeys(map(_unsqueezed, options.names)):
             codec, exact = codec_by_name(name), reference.fusion

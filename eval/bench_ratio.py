@@ -24,7 +24,7 @@ from eval.demo.cases import DemoCase
 from eval.demo.run import demo_cases
 from eval.fidelity import bootstrap_mean, compare, make_reference
 from eval.machine import machine_record
-from eval.systems import make_systems
+from eval.systems.exact import full_prefill
 
 __all__ = ["SELECTORS", "Point", "RatioOptions", "rises", "run_ratio_bench"]
 
@@ -159,10 +159,9 @@ Row = dict[tuple[str, float], tuple[float, float, float]]
 
 
 def _rows(blender: Blender, cases: Sequence[DemoCase], options: RatioOptions) -> Iterator[Row]:
-    (full,) = make_systems(["full"], 0.0)
     for case in cases:
         prompt = case.prompt(blender)
-        reference = make_reference(blender, full.run(blender, prompt), options.tokens)
+        reference = make_reference(blender, full_prefill(blender, prompt), options.tokens)
         row: Row = {}
         for name, selector in SELECTORS.items():
             for ratio in options.ratios:

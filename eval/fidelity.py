@@ -8,28 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from blend import Blender, Fusion
+from eval.systems.base import GREEDY, forced_logits
 
 __all__ = [
-    "GREEDY",
     "Fidelity",
     "Interval",
     "Reference",
     "bootstrap_mean",
     "compare",
-    "forced_logits",
+    "judge",
     "kl_divergence",
+    "known_answer",
     "make_reference",
 ]
-
-GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0}
-"""Arguments of ``generate`` that make it take the likeliest token each time, whatever the model's own defaults."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +52,7 @@ class Fidelity(NamedTuple):
         kl_first: nats, of the first token's distribution.
         kl: nats per token, mean over full prefill's answer.
         same_first_token: the likeliest first token is the same.
+        top1: share of the places of full prefill's answer where both find the same token likeliest.
         greedy: the token it finds likeliest at each place of full prefill's answer.
         agrees: how many leading places there are where full prefill, asked the same way, finds the same token
             likeliest; the answer's length if all.
@@ -62,6 +61,7 @@ class Fidelity(NamedTuple):
     kl_first: float
     kl: float
     same_first_token: bool
+    top1: float
     greedy: tuple[int, ...]
     agrees: int
 
@@ -87,26 +87,6 @@ def kl_divergence(logits: Tensor, other: Tensor) -> Tensor:
     return torch.where(p == -torch.inf, 0.0, p.exp() * (p - q)).sum(-1).clamp_min(0.0)
 
 
-@torch.inference_mode()
-def forced_logits(fusion: Fusion, answer: Sequence[int]) -> Tensor:
-    """Logits before each token of ``answer``, given the prompt's KV and the tokens before: fp32 ``[n, V]``.
-
-    One forward pass of the model itself, as decoding would go: the prompt's last row runs again over the KV of the
-    others.
-
-    Raises:
-        ValueError: an empty answer.
-    """
-    if not answer:
-        raise ValueError("the answer is empty: there is no token to look at")
-    inputs = fusion.inputs()
-    ids = torch.tensor([[fusion.prompt.ids[-1], *answer[:-1]]], device=fusion.view.device)
-    seen = torch.ones(1, len(fusion.prompt) + len(answer) - 1, dtype=torch.long, device=ids.device)
-    out = fusion.view.model(**{**inputs, "input_ids": ids, "attention_mask": seen}, use_cache=True)
-    logits_nV: Tensor = out.logits[0].float()
-    return logits_nV
-
-
 def make_reference(blender: Blender, full: Fusion, tokens: int) -> Reference:
     """Full prefill's greedy answer of at most ``tokens`` tokens."""
     answer = blender.generate(full, max_new_tokens=tokens, **GREEDY).ids
@@ -115,18 +95,39 @@ def make_reference(blender: Blender, full: Fusion, tokens: int) -> Reference:
 
 def compare(reference: Reference, fusion: Fusion) -> Fidelity:
     """Judges one fusion of the reference's prompt."""
-    logits_nV = forced_logits(fusion, reference.answer)
-    greedy = tuple(logits_nV.argmax(-1).tolist())
+    return judge(reference, fusion.logits, forced_logits(fusion, reference.answer))
+
+
+def judge(reference: Reference, logits: Tensor, forced_nV: Tensor) -> Fidelity:
+    """Judges a system by what it shows.
+
+    Args:
+        logits: of the first token, ``[V]``.
+        forced_nV: before each token of the reference's answer, given those before it.
+    """
+    greedy = tuple(forced_nV.argmax(-1).tolist())
     # Not with the answer itself: decoding token by token rounds otherwise than one pass over all of them, and in bf16
     # two tokens are often so close that full prefill would not agree with itself.
-    pairs = enumerate(zip(greedy, reference.logits_nV.argmax(-1).tolist(), strict=True))
+    own = reference.logits_nV.argmax(-1).tolist()
+    same = [ours == theirs for ours, theirs in zip(greedy, own, strict=True)]
     return Fidelity(
-        kl_first=float(kl_divergence(reference.fusion.logits, fusion.logits)),
-        kl=float(kl_divergence(reference.logits_nV, logits_nV).mean()),
-        same_first_token=bool(reference.fusion.logits.argmax() == fusion.logits.argmax()),
+        kl_first=float(kl_divergence(reference.fusion.logits, logits)),
+        kl=float(kl_divergence(reference.logits_nV, forced_nV).mean()),
+        same_first_token=bool(reference.fusion.logits.argmax() == logits.argmax()),
+        top1=sum(same) / len(same),
         greedy=greedy,
-        agrees=next((i for i, (own, other) in pairs if own != other), len(greedy)),
+        agrees=next((i for i, agrees in enumerate(same) if not agrees), len(same)),
     )
+
+
+def known_answer(reference: Reference, fidelity: Fidelity) -> tuple[int, ...]:
+    """What judging a system has shown of its own greedy answer.
+
+    Up to the first difference it is full prefill's, and there the system's own token: this much need not be decoded.
+    """
+    if fidelity.agrees == len(reference.answer):
+        return reference.answer
+    return (*reference.answer[: fidelity.agrees], fidelity.greedy[fidelity.agrees])
 
 
 def bootstrap_mean(values: Sequence[float], *, seed: int = 0, draws: int = 2000) -> Interval:

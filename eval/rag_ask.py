@@ -16,7 +16,7 @@ from rich.text import Text
 from blend import PromptError, Report
 from blend.errors import KVBlendError
 from blend.report_view import as_table, coloured_prompt, legend
-from eval.systems import make_systems
+from eval.systems.exact import full_prefill
 from retrieval import RagAnswer, RagPipeline, RagStream
 
 __all__ = ["AskOptions", "run_ask", "run_chat"]
@@ -185,12 +185,12 @@ def _warm_up(rag: RagPipeline, question: str, options: AskOptions) -> None:
     """Both ways once, so that neither pays for being the first in this process."""
     context = rag.context(question, options.k, rag.answer_rows(options.max_new_tokens))
     rag.fuse(context)
-    make_systems(("full",), 0.0)[0].run(rag.blender, context.prompt)
+    full_prefill(rag.blender, context.prompt)
 
 
 def _compare(rag: RagPipeline, stream: RagStream, options: AskOptions, console: Console) -> dict[str, Any]:
     """The same prompt by the model's own full prefill, which reuses nothing, and both answers side by side."""
-    fusion = make_systems(("full",), 0.0)[0].run(rag.blender, stream.context.prompt)
+    fusion = full_prefill(rag.blender, stream.context.prompt)
     full = RagStream(stream.context, fusion, rag.pieces(fusion, rag.answer_rows(options.max_new_tokens)))
     for _ in full:
         pass

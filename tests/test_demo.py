@@ -17,11 +17,11 @@ from blend.testing.tiny import tiny_model
 from eval.bench_ratio import RatioOptions, run_ratio_bench
 from eval.demo import load_passages, load_questions
 from eval.demo.cases import DemoCase, make_cases
-from eval.demo.measure import own_answer
 from eval.demo.result import DemoOptions
 from eval.demo.run import demo_cases, run_demo
-from eval.fidelity import GREEDY, compare, make_reference
-from eval.systems import SYSTEMS, make_systems
+from eval.fidelity import compare, known_answer, make_reference
+from eval.systems import DEMO, Case, Fused, make_systems
+from eval.systems.base import GREEDY
 
 KEYS = {"ttft_s", "speedup", "kl_first", "kl", "same_first_token"}
 
@@ -117,10 +117,10 @@ def test_bad_options_are_refused(change):
 def test_the_answer_pieced_together_is_the_one_generated(seed):
     prompt = tiny_prompt(seed)
     with Blender(tiny_model("llama", torch.float32), check=False) as blender:
-        full = make_systems(["full"], 0.0)[0].run(blender, prompt)
+        full = make_systems(["full"], 0.0)[0].run(blender, Case(prompt)).fusion
         reference = make_reference(blender, full, 10)
         fusion = blender.fuse(prompt, selector=FullReuse())
-        pieced = own_answer(fusion, reference, compare(reference, fusion), 10)
+        pieced = Fused(fusion).decode(known_answer(reference, compare(reference, fusion)), 10)
         assert pieced == blender.generate(fusion, max_new_tokens=10, **GREEDY).ids
 
 
@@ -154,7 +154,7 @@ def test_a_short_run(blender, screen):
 
 def test_every_question_starts_with_another_system(blender, screen, monkeypatch):
     order = []
-    names = list(SYSTEMS)
+    names = list(DEMO)
     real = demo_run.measure
 
     def watched(blender, case, systems, *args, **kwargs):
@@ -182,7 +182,7 @@ def test_ctrl_c_keeps_the_finished_questions(blender, screen, monkeypatch):
     assert len(result.questions) == 1
     figures = result.as_dict()
     assert figures["complete"] is False
-    assert set(figures["systems"]) == set(SYSTEMS)
+    assert set(figures["systems"]) == set(DEMO)
     assert "interrupted" in screen.file.getvalue()
 
 

@@ -12,9 +12,10 @@ from blend import Blender, BudgetError, FullRecompute, FullReuse, Random
 from blend.testing.prompts import tiny_prompt
 from blend.testing.tiny import tiny_model
 from eval.bench_ratio import RatioOptions, rises
-from eval.fidelity import GREEDY, bootstrap_mean, compare, forced_logits, kl_divergence, make_reference
+from eval.fidelity import bootstrap_mean, compare, kl_divergence, make_reference
 from eval.machine import machine_record
-from eval.systems import SYSTEMS, UnknownSystem, make_systems
+from eval.systems import SYSTEMS, Case, UnknownSystem, make_systems
+from eval.systems.base import GREEDY, forced_logits
 
 TOKENS = 6
 
@@ -67,7 +68,7 @@ def test_kl_refuses_different_shapes():
 def test_forced_logits_are_the_models_own(blender):
     prompt = tiny_prompt()
     answer = (5, 9, 3)
-    fusion = make_systems(["full"], 0.0)[0].run(blender, prompt)
+    fusion = make_systems(["full"], 0.0)[0].run(blender, Case(prompt)).fusion
     whole = blender.model(torch.tensor([[*prompt.ids, *answer]])).logits[0, len(prompt) - 1 : -1]
     forced = forced_logits(fusion, answer)
     assert forced.shape == (3, whole.shape[-1])
@@ -89,7 +90,7 @@ def test_forced_logits_need_an_answer(blender):
 
 
 def test_full_prefill_is_no_distance_from_itself(blender):
-    full = make_systems(["full"], 0.0)[0].run(blender, tiny_prompt())
+    full = make_systems(["full"], 0.0)[0].run(blender, Case(tiny_prompt())).fusion
     reference = make_reference(blender, full, TOKENS)
     fidelity = compare(reference, full)
     assert (fidelity.kl_first, fidelity.kl, fidelity.same_first_token) == (0.0, 0.0, True)
@@ -99,13 +100,13 @@ def test_full_prefill_is_no_distance_from_itself(blender):
 
 def test_recomputing_everything_is_no_distance_and_reuse_is_some(blender):
     prompt = tiny_prompt()
-    reference = make_reference(blender, make_systems(["full"], 0.0)[0].run(blender, prompt), TOKENS)
+    reference = make_reference(blender, make_systems(["full"], 0.0)[0].run(blender, Case(prompt)).fusion, TOKENS)
     assert compare(reference, blender.fuse(prompt, selector=FullRecompute())).kl < 1e-9
     assert compare(reference, blender.fuse(prompt, selector=FullReuse())).kl > 1e-7
 
 
 def test_the_answer_is_what_generate_says(blender):
-    full = make_systems(["full"], 0.0)[0].run(blender, tiny_prompt())
+    full = make_systems(["full"], 0.0)[0].run(blender, Case(tiny_prompt())).fusion
     out = blender.model.generate(**full.inputs(), max_new_tokens=TOKENS, **GREEDY)
     assert make_reference(blender, full, TOKENS).answer == tuple(out[0, len(full.prompt) :].tolist())
 
@@ -144,7 +145,7 @@ def test_rises_beyond_chance_are_found():
 
 
 def test_an_unknown_system_is_named_and_the_known_ones_listed():
-    with pytest.raises(UnknownSystem, match=r"'turbo'.*full, prefix, reuse, cacheblend, epic, prophetkv"):
+    with pytest.raises(UnknownSystem, match=f"'turbo'.*{', '.join(SYSTEMS)}"):
         make_systems(["full", "turbo"], 0.15)
 
 
@@ -168,7 +169,7 @@ def test_full_reuses_nothing_and_builds_no_mask(blender):
         lambda module, args, kwargs: masks.append(kwargs["attention_mask"]), with_kwargs=True
     )
     try:
-        fusion = make_systems(["full"], 0.0)[0].run(blender, prompt)
+        fusion = make_systems(["full"], 0.0)[0].run(blender, Case(prompt)).fusion
     finally:
         hook.remove()
     assert masks == [None]
@@ -179,21 +180,21 @@ def test_full_reuses_nothing_and_builds_no_mask(blender):
 def test_prefix_knows_what_it_has_run_and_nobody_else_does(blender):
     prompt = tiny_prompt()
     full, prefix, reuse = make_systems(["full", "prefix", "reuse"], 0.0)
-    assert prefix.run(blender, prompt).report.prefix_rows == 0
-    again = prefix.run(blender, prompt)
+    assert prefix.run(blender, Case(prompt)).fusion.report.prefix_rows == 0
+    again = prefix.run(blender, Case(prompt)).fusion
     assert again.report.prefix_rows == len(prompt) - 1
-    assert (again.logits - full.run(blender, prompt).logits).abs().max() < 1e-4
+    assert (again.logits - full.run(blender, Case(prompt)).fusion.logits).abs().max() < 1e-4
     (fresh,) = make_systems(["prefix"], 0.0)
-    assert fresh.run(blender, prompt).report.prefix_rows == 0
+    assert fresh.run(blender, Case(prompt)).fusion.report.prefix_rows == 0
     with Blender(tiny_model("llama", torch.float32), check=False) as other:
-        prefix.run(other, prompt)
-        assert reuse.run(other, prompt).report.prefix_rows <= len(prompt.system)
+        prefix.run(other, Case(prompt))
+        assert reuse.run(other, Case(prompt)).fusion.report.prefix_rows <= len(prompt.system)
 
 
 def test_each_system_spends_its_ratio(blender):
     prompt = tiny_prompt()
     for system in make_systems(["cacheblend", "epic", "prophetkv"], 0.5):
-        report = system.run(blender, prompt).report
+        report = system.run(blender, Case(prompt)).fusion.report
         stale = sum(chunk.rows for chunk in report.chunks if not chunk.exact)
         assert report.recomputed_rows == Random(0.5).budget(stale), system.name
 

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from blend import Blender, Fusion
 from eval.demo.cases import DemoCase
-from eval.fidelity import GREEDY, Fidelity, Reference, compare, make_reference
-from eval.systems import System
+from eval.fidelity import Fidelity, Reference, compare, known_answer, make_reference
+from eval.systems import Case, Outcome, System
 
-__all__ = ["Measured", "Run", "measure", "own_answer"]
+__all__ = ["Measured", "Run", "measure"]
 
 
 @dataclass(frozen=True)
@@ -55,23 +52,27 @@ class Measured:
     runs: dict[str, Run]
 
 
-def measure(blender: Blender, case: DemoCase, systems: Sequence[System], tokens: int, answers: bool = True) -> Measured:
+def measure(
+    blender: Blender, asked: DemoCase, systems: Sequence[System], tokens: int, answers: bool = True
+) -> Measured:
     """Runs ``systems`` (``full`` among them) one behind the other in the order given, then judges them.
 
     Args:
         tokens: the longest answer.
         answers: decode the answer of each system too. Judging needs full prefill's alone, and decoding takes long.
     """
-    prompt = case.prompt(blender)
-    fusions = {system.name: system.run(blender, prompt) for system in systems}
-    reference = make_reference(blender, fusions["full"], tokens)
+    prompt = asked.prompt(blender)
+    case = Case(prompt)
+    outcomes = {system.name: system.run(blender, case) for system in systems}
+    reference = make_reference(blender, _fusion(outcomes["full"]), tokens)
     runs = {}
-    for name, fusion in fusions.items():
+    for name, outcome in outcomes.items():
+        fusion = _fusion(outcome)
         fidelity = compare(reference, fusion)
-        ids = own_answer(fusion, reference, fidelity, tokens) if answers else None
+        ids = outcome.decode(known_answer(reference, fidelity), tokens) if answers else None
         text = None if ids is None else blender.tokenizer.decode(ids, skip_special_tokens=True).strip()
         runs[name] = _run(reference, fusion, fidelity, text)
-    return Measured(case, len(prompt), runs)
+    return Measured(asked, len(prompt), runs)
 
 
 def _run(reference: Reference, fusion: Fusion, fidelity: Fidelity, answer: str | None) -> Run:
@@ -88,25 +89,6 @@ def _run(reference: Reference, fusion: Fusion, fidelity: Fidelity, answer: str |
     )
 
 
-def own_answer(fusion: Fusion, reference: Reference, fidelity: Fidelity, tokens: int) -> tuple[int, ...]:
-    """The system's own greedy answer, of at most ``tokens`` tokens.
-
-    Judging it has shown which token it would put at each place of full prefill's answer, so what both have in common
-    need not be decoded again, only what comes behind the first difference.
-    """
-    if fidelity.agrees == len(reference.answer):
-        return reference.answer
-    said = (*reference.answer[: fidelity.agrees], fidelity.greedy[fidelity.agrees])
-    if len(said) == tokens or said[-1] in _ends(fusion):
-        return said
-    ids = torch.tensor([[*fusion.prompt.ids, *said]], device=fusion.view.device)
-    inputs = {**fusion.inputs(), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    model: Any = fusion.view.model  # torch types the modules' methods as tensors
-    out = model.generate(**inputs, max_new_tokens=tokens - len(said), **GREEDY)
-    return tuple(out[0, len(fusion.prompt) :].tolist())
-
-
-def _ends(fusion: Fusion) -> tuple[int, ...]:
-    """Ids of the tokens that end an answer."""
-    end = fusion.view.model.generation_config.eos_token_id
-    return tuple(end) if isinstance(end, list) else (end,)
+def _fusion(outcome: Outcome) -> Fusion:
+    assert outcome.fusion is not None, "the demo's systems are all ours"
+    return outcome.fusion

@@ -22,7 +22,7 @@ from eval.demo.measure import Measured, measure
 from eval.demo.result import DemoOptions, DemoResult, EncodeCost
 from eval.demo.show import answers, encode_line, table, verdict
 from eval.machine import machine_record
-from eval.systems import SYSTEMS, System, make_systems
+from eval.systems import DEMO, System, make_systems
 from retrieval import DenseIndex, Embedder
 
 __all__ = ["DemoOptions", "DemoResult", "demo_cases", "run_demo"]
@@ -42,7 +42,7 @@ def run_demo(options: DemoOptions, console: Console, blender: Blender | None = N
         ModelNotFound, UnsupportedModel: the model.
     """
     started = time.perf_counter()
-    result = DemoResult(options, make_systems(tuple(SYSTEMS), options.ratio))
+    result = DemoResult(options, make_systems(DEMO, options.ratio))
     own = blender is None
     try:
         cases = demo_cases(options.k, options.seed, options.limit)
@@ -98,7 +98,7 @@ def _measured(blender: Blender, cases: list[DemoCase], result: DemoResult) -> It
     """Every question, after a short one that does not count, under systems that have seen nothing yet."""
     options = result.options
     warm_up = replace(cases[0], passages=cases[0].passages[:2])
-    measure(blender, warm_up, make_systems(tuple(SYSTEMS), options.ratio), tokens=1, answers=False)
+    measure(blender, warm_up, make_systems(DEMO, options.ratio), tokens=1, answers=False)
     for number, case in enumerate(cases):
         yield measure(blender, case, _rotated(result.systems, number), options.tokens, answers=number < options.samples)
 

@@ -1,0 +1,44 @@
+"""The ways to get from a prompt to its first token that are compared, by name: one line each in :data:`SYSTEMS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from eval.systems.base import Case, Corpus, Fused, Outcome, System, UnknownSystem
+from eval.systems.exact import full, prefix, prefix_warm
+from eval.systems.fusing import cacheblend, epic, epic16, prophetkv, random, reuse
+
+__all__ = ["DEMO", "SYSTEMS", "Case", "Corpus", "Fused", "Outcome", "System", "UnknownSystem", "make_systems"]
+
+SYSTEMS: dict[str, Callable[[float], System]] = {
+    "full": full,
+    "prefix": prefix,
+    "prefix-warm": prefix_warm,
+    "reuse": reuse,
+    "cacheblend": cacheblend,
+    "epic": epic,
+    "epic-16": epic16,
+    "prophetkv": prophetkv,
+    "random": random,
+}
+"""A fresh system by name, given the share of reused rows that it may compute again."""
+
+DEMO = ("full", "prefix", "reuse", "cacheblend", "epic", "prophetkv")
+"""The six of the demo."""
+
+
+def make_systems(names: Sequence[str], ratio: float) -> tuple[System, ...]:
+    """Fresh systems, with empty caches of their own.
+
+    Args:
+        names: keys of :data:`SYSTEMS`.
+        ratio: share of the reused rows computed again, in [0, 1]; for those that have a choice.
+
+    Raises:
+        UnknownSystem: a name that is not there.
+        BudgetError: a ratio out of range.
+    """
+    unknown = [name for name in names if name not in SYSTEMS]
+    if unknown:
+        raise UnknownSystem(f"there is no system {unknown[0]!r}: choose from {', '.join(SYSTEMS)}")
+    return tuple(SYSTEMS[name](ratio) for name in names)
