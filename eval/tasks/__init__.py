@@ -1,10 +1,7 @@
 """The QA sets and how each is put and judged: one file per task. Knows no models."""
 
-from __future__ import annotations
+from eval.tasks.base import DataError
+from eval.tasks.load import DataSet, load_set
+from eval.tasks.registry import TASKS
 
-from eval.vocabulary import Task
-
-__all__ = ["TASKS"]
-
-TASKS: dict[str, Task] = {}
-"""By name."""
+__all__ = ["TASKS", "DataError", "DataSet", "load_set"]
