@@ -1,6 +1,7 @@
 """kvblend: answers from fused chunk KV, wherever the chunks stand in the prompt."""
 
 from blend.chunk import Chunk, ChunkKV, Retention
+from blend.correctors import Corrector, MeanShift
 from blend.engine import Blender, Encoded
 from blend.errors import (
     BudgetError,
@@ -20,6 +21,7 @@ from blend.fusion import Answer, Fusion
 from blend.prompt import Prompt
 from blend.report import ChunkReport, Report
 from blend.selectors import (
+    ChunkDeviation,
     FirstK,
     FullRecompute,
     FullReuse,
@@ -27,6 +29,7 @@ from blend.selectors import (
     QueryAttention,
     Random,
     Selector,
+    WeightedDeviation,
 )
 from blend.stores import DiskStore, FsspecStore, MemoryStore, RedisStore, Store, TieredStore, open_store
 
@@ -35,8 +38,10 @@ __all__ = [
     "Blender",
     "BudgetError",
     "Chunk",
+    "ChunkDeviation",
     "ChunkKV",
     "ChunkReport",
+    "Corrector",
     "CorruptEntry",
     "DiskStore",
     "Encoded",
@@ -48,6 +53,7 @@ __all__ = [
     "Fusion",
     "KVBlendError",
     "KVDeviation",
+    "MeanShift",
     "MemoryStore",
     "ModelNotFound",
     "Prompt",
@@ -66,5 +72,6 @@ __all__ = [
     "TieredStore",
     "UnsupportedModel",
     "UnsupportedRotation",
+    "WeightedDeviation",
     "open_store",
 ]

@@ -29,6 +29,7 @@ def fused_report(
     clock: Clock,
     load: LoadReport,
     decode: Decode | None,
+    corrector: str | None = None,
 ) -> Report:
     """What fusing a prompt took. ``found`` has an entry per chunk, None where a prefix or context covers it."""
     ttft = clock.total  # before anything that only the report needs
@@ -60,6 +61,7 @@ def fused_report(
         states=tuple(states),
         ids=prompt.ids,
         decode=decode,
+        corrector=corrector,
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from blend.chunk import Chunk
-from blend.errors import PromptError, PromptTooLong, UnsupportedModel
+from blend.correctors import Corrector
+from blend.errors import BudgetError, PromptError, PromptTooLong, UnsupportedModel
 from blend.hf.view import ModelView
 from blend.prompt import Prompt
 from blend.selectors import FirstK, QueryAttention, Selector
@@ -19,9 +20,17 @@ def default_selector(view: ModelView) -> Selector:
     return QueryAttention() if view.observable else FirstK()
 
 
-def accept(view: ModelView, selector: Selector) -> None:
-    """Raises :class:`UnsupportedModel` or :class:`BudgetError` when the model cannot show what the selector wants."""
-    if selector.wants == "question_attention" and not view.observable:
+def accept(view: ModelView, selector: Selector, corrector: Corrector | None = None) -> None:
+    """Raises :class:`UnsupportedModel` or :class:`BudgetError` when the model cannot show what the selector wants.
+
+    And :class:`BudgetError` when the selector does not find out what the corrector needs.
+    """
+    if corrector is not None and corrector.needs_check and not selector.wants_fresh:
+        raise BudgetError(
+            f"{corrector!r} weighs rows by what a check layer shows, and {selector.name} looks at none: use a selector "
+            "that does (ChunkDeviation, KVDeviation), or a corrector with a weight of its own"
+        )
+    if selector.wants_attention and not view.observable:
         raise UnsupportedModel(
             f"{type(view.model).__name__} computes attention outside transformers' attention interface, so the "
             f"question's attention cannot be read: use KVDeviation or FirstK in place of {selector.name}"

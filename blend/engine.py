@@ -17,6 +17,7 @@ import torch
 from blend.admission import accept, admit, default_selector, one_of
 from blend.check import quick_check
 from blend.chunk import Chunk
+from blend.correctors import Corrector
 from blend.errors import PromptError, UnsupportedRotation
 from blend.fuse import fuse, prefill
 from blend.fusion import Answer, Fusion
@@ -52,6 +53,7 @@ class Blender(Library):
         tokenizer: its tokenizer; None if prompts are built from ids.
         selector: which reused rows are computed again; by default the 15 % that the question attends to most, or,
             where a model's attention cannot be watched, the first rows of each chunk.
+        corrector: what is done to the reused rows that are not computed again; nothing by default.
         store: where chunk KV is kept: a store, or what :func:`blend.open_store` opens (``"file:///kv?limit=100GiB"``);
             memory by default.
         prefix: the exact prefix cache.
@@ -80,6 +82,7 @@ class Blender(Library):
         tokenizer: Any = None,
         *,
         selector: Selector | None = None,
+        corrector: Corrector | None = None,
         store: Store | str | os.PathLike[str] | Sequence[str] | None = None,
         prefix: PrefixCache | None = None,
         prelude: Prelude = "system",
@@ -106,8 +109,9 @@ class Blender(Library):
         self.view = ModelView(model)
         self.system = system
         self.selector = selector or default_selector(self.view)
+        self.corrector = corrector
         try:
-            accept(self.view, self.selector)
+            accept(self.view, self.selector, corrector)
             if check:
                 quick_check(self.view)
             opened = MemoryStore() if store is None else open_store(store)
@@ -175,14 +179,22 @@ class Blender(Library):
 
     # --- answering --------------------------------------------------------------------------------
 
-    def fuse(self, prompt: Prompt, *, selector: Selector | None = None, past: Fusion | None = None) -> Fusion:
+    def fuse(
+        self,
+        prompt: Prompt,
+        *,
+        selector: Selector | None = None,
+        corrector: Corrector | None = None,
+        past: Fusion | None = None,
+    ) -> Fusion:
         """KV of every row of the prompt, repaired, and the logits of its last row.
 
         Chunks that are not in the store are encoded and kept. A prompt that cannot be fused (no chunks, or a length
         that its rotation does not allow) is prefilled in full, and the report says why.
 
         Args:
-            selector: in place of the Blender's own.
+            selector: in place of the Blender's own, and of its corrector: who names a selector names its corrector too.
+            corrector: in place of the Blender's own.
             past: an earlier fusion whose prompt starts the same way (a follow-up question, another turn); its KV is
                 taken over as it is, and the result is approximate if it was.
 
@@ -190,24 +202,36 @@ class Blender(Library):
             PromptTooLong: more rows than the model holds.
             PromptError: padding inside a chunk.
             UnsupportedModel: the selector needs what this model cannot show.
+            BudgetError: the corrector needs what the selector does not find out.
         """
         admit(self.view, self.tokenizer, prompt)
-        accept(self.view, selector or self.selector)
+        # Who names one of them wants to see its work.
+        bypass = self._bypass and selector is None and corrector is None
+        if selector is None:
+            selector, corrector = self.selector, corrector or self.corrector
+        accept(self.view, selector, corrector)
         with self.setup.afterwards.request():
-            fusion = self._fuse(prompt, selector, past)
+            fusion = self._fuse(prompt, selector, corrector, past, bypass)
         if self._jitter:
             time.sleep(random.SystemRandom().uniform(0.0, self._jitter))
         return fusion
 
-    def _fuse(self, prompt: Prompt, selector: Selector | None, past: Fusion | None) -> Fusion:
+    def _fuse(
+        self, prompt: Prompt, selector: Selector, corrector: Corrector | None, past: Fusion | None, bypass: bool
+    ) -> Fusion:
         if not prompt.chunks and past is None:
             return prefill(self.setup, prompt, "the prompt has no chunks", self._decode)
-        # Who names a selector wants to see that selector's work.
-        bypass = self._bypass and selector is None
         try:
-            return fuse(self.setup, prompt, selector or self.selector, past, self._decode, bypass)
+            return fuse(self.setup, prompt, selector, past, self._decode, bypass, corrector)
         except UnsupportedRotation as error:
             return prefill(self.setup, prompt, str(error), self._decode)
+
+    def _fused(
+        self, prompt: Prompt | Fusion, selector: Selector | None, corrector: Corrector | None, past: Fusion | None
+    ) -> Fusion:
+        if isinstance(prompt, Fusion):
+            return prompt
+        return self.fuse(prompt, selector=selector, corrector=corrector, past=past)
 
     def prefill(self, prompt: Prompt, *, remember: bool = True) -> Fusion:
         """The plain path: exact, with the longest known prefix reused, and kept for later prompts.
@@ -224,6 +248,7 @@ class Blender(Library):
         prompt: Prompt | Fusion,
         *,
         selector: Selector | None = None,
+        corrector: Corrector | None = None,
         past: Fusion | None = None,
         stop: Event | None = None,
         **options: Any,
@@ -236,7 +261,7 @@ class Blender(Library):
             options: keyword arguments of ``model.generate``.
         """
         with self.setup.afterwards.request():
-            fusion = prompt if isinstance(prompt, Fusion) else self.fuse(prompt, selector=selector, past=past)
+            fusion = self._fused(prompt, selector, corrector, past)
             output = generate(self.view, self.tokenizer, fusion.prompt.ids, fusion.layers, options, stop)
         sequences = getattr(output, "sequences", output)
         new = sequences[:, len(fusion.prompt) :]
@@ -248,6 +273,7 @@ class Blender(Library):
         prompt: Prompt | Fusion,
         *,
         selector: Selector | None = None,
+        corrector: Corrector | None = None,
         past: Fusion | None = None,
         stop: Event | None = None,
         **options: Any,
@@ -258,7 +284,7 @@ class Blender(Library):
             PromptError: the Blender has no tokenizer.
         """
         self._text()
-        fusion = prompt if isinstance(prompt, Fusion) else self.fuse(prompt, selector=selector, past=past)
+        fusion = self._fused(prompt, selector, corrector, past)
         return self._stream(fusion, options, stop)
 
     def _stream(self, fusion: Fusion, options: dict[str, Any], stop: Event | None) -> Iterator[str]:

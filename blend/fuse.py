@@ -4,7 +4,7 @@
 2. encode what is missing and put it back (or answer from a plain prefill now, and encode afterwards);
 3. lay out the prompt and move every chunk's keys to its new place, layer by layer while the pass runs where they have
    to be read from somewhere slow;
-4. choose rows and compute them again, together with the question;
+4. choose rows and compute them again, together with the question; correct those that stay as they were;
 5. hand over, with a report of what was done and why.
 """
 
@@ -19,6 +19,7 @@ from blend.account import Decode, fused_report, prefilled_report
 from blend.assemble import LostChunk, assemble
 from blend.chunk import Chunk, ChunkKV, kv_bytes
 from blend.clock import Clock
+from blend.correctors import Corrector
 from blend.filling import LayerFilling
 from blend.fusion import Fusion
 from blend.hf.fusion_cache import FusionCache
@@ -45,6 +46,7 @@ class _Request:
     past: Fusion | None
     decode: Decode | None
     clock: Clock
+    corrector: Corrector | None = None
     unusable: dict[Chunk, str] = field(default_factory=dict)  # stored chunks that are not to be read, and why
     prefix: PrefixHit | None = None
     found: dict[Chunk, Found] = field(default_factory=dict)
@@ -69,6 +71,7 @@ def fuse(
     past: Fusion | None = None,
     decode: Decode | None = None,
     bypass: bool = False,
+    corrector: Corrector | None = None,
 ) -> Fusion:
     """Fuses a prompt; one without chunks, and without a known beginning, is prefilled.
 
@@ -76,6 +79,7 @@ def fuse(
         past: an earlier fusion; rows of its longest common prefix with ``prompt`` are taken over as they are.
         decode: token id to text, for the report.
         bypass: prefill where that has turned out to be faster.
+        corrector: what is done to the reused rows that the selector leaves.
 
     Raises:
         UnsupportedRotation: the prompt's length is beyond what the model's keys can be moved to.
@@ -83,7 +87,7 @@ def fuse(
     rope = setup.view.rope
     rope.admit(len(prompt))
     past = past if past and rope.same_angles(len(past.prompt), len(prompt)) else None
-    request = _Request(setup, prompt, selector, past, decode, Clock(setup.view.device))
+    request = _Request(setup, prompt, selector, past, decode, Clock(setup.view.device), corrector)
     while True:
         try:
             return _fuse(request, bypass)
@@ -108,15 +112,16 @@ def _fuse(request: _Request, bypass: bool) -> Fusion:
         chosen = with_ratio(request.selector, ratio) if setup.loading == "adapt" else request.selector
         ids_1T = torch.tensor([prompt.ids], device=setup.view.device)
     try:
-        repaired = repair(setup.view, ids_1T, layout, cache, chosen, clock, filling)
+        repaired = repair(setup.view, ids_1T, layout, cache, chosen, clock, filling, request.corrector)
     finally:
         filling.close()
     items = [request.found.get(chunk) for chunk in prompt.chunks]
     load = _load_report(items, filling, ratio)
     setup.pace.note("read", load.nbytes, 1, load.seconds)
-    report = fused_report(chosen.name, prompt, layout, items, repaired, cache, clock, load, request.decode)
+    corrector = request.corrector.name if request.corrector else None
+    report = fused_report(chosen.name, prompt, layout, items, repaired, cache, clock, load, request.decode, corrector)
     seconds = report.ttft - report.seconds.get("encode", 0.0)
-    setup.pace.note(_pace_of(request.selector), _work(request), len(prompt), seconds)
+    setup.pace.note(_pace_of(request), _work(request), len(prompt), seconds)
     exact = all(piece.exact for piece in layout.pieces)
     return Fusion(prompt, repaired.logits, report, exact, cache.kv, setup.view)
 
@@ -185,7 +190,7 @@ def _better_prefilled(request: _Request, plan: LoadPlan, bypass: bool) -> str | 
         return f"{len(request.missing)} of {len(request.wanted)} chunks are not in the store"
     if not bypass or len(prompt) < _TELLING_ROWS:
         return None
-    fused = setup.pace.seconds(_pace_of(request.selector), _work(request), len(prompt))
+    fused = setup.pace.seconds(_pace_of(request), _work(request), len(prompt))
     if fused and plan.full_seconds and fused > plan.full_seconds:
         return f"fusing takes about {fused:.3f} s here, and a full prefill {plan.full_seconds:.3f} s"
     return None
@@ -223,9 +228,9 @@ def _load_report(items: Sequence[Found | None], filling: LayerFilling, ratio: fl
     return LoadReport(nbytes, filling.busy, filling.waited, ratio) if nbytes else LoadReport()
 
 
-def _pace_of(selector: Selector) -> tuple[str, str]:
-    """What the pace of a selector is known by. It need not be hashable: it may hold lists and tensors."""
-    return "fuse", repr(selector)
+def _pace_of(request: _Request) -> tuple[str, str]:
+    """What the pace of a method is known by. It need not be hashable: it may hold lists and tensors."""
+    return "fuse", repr((request.selector, request.corrector))
 
 
 def _work(request: _Request) -> float:

@@ -1,4 +1,4 @@
-"""Choosing rows and computing them again: the probe, the check and the narrowed pass."""
+"""Choosing rows and computing them again: the probe, the check and the narrowed pass; correcting the others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from blend.clock import Clock
+from blend.correction import Corrections
+from blend.correctors import Corrector
 from blend.filling import LayerFilling
 from blend.hf.fusion_cache import FusionCache
 from blend.hf.narrow import NarrowPass, PassOver
@@ -52,6 +54,7 @@ def repair(
     selector: Selector,
     clock: Clock,
     filling: LayerFilling,
+    corrector: Corrector | None = None,
 ) -> Repaired:
     """Runs the question and the rows that ``selector`` chooses over the assembled cache, in place.
 
@@ -59,24 +62,23 @@ def repair(
 
     Args:
         filling: of the cache; what a stage has waited for it is booked as ``load``.
+        corrector: what is done to the stale rows that are not chosen; None leaves them as they are.
     """
     if not layout.stale.numel() and layout.forced.numel() == layout.rows - layout.settled_rows:
         return _go_on(view, ids_1T, layout, cache, clock, filling)
-    chooser = _Chooser(layout, cache, selector, view.device)
-    attention_T: Tensor | None = None
+    corrections = Corrections(corrector, layout, cache, view.rope) if corrector else None
+    chooser = _Chooser(layout, cache, selector, view.device, corrections)
     probe_rows: tuple[int, ...] = ()
-    if selector.wants == "question_attention" and chooser.stale.numel():
+    if selector.wants_attention and chooser.stale.numel():
         waited = filling.waited
         with clock("probe"):
-            attention_T, probe_rows = _question_attention(view, ids_1T, layout, cache, selector)
+            chooser.attention_T, probe_rows = _question_attention(view, ids_1T, layout, cache, selector)
         clock.shift("probe", "load", filling.waited - waited)
     checks = selector.check_layers(len(view.layers)) if chooser.stale.numel() else ()
     waited = filling.waited
     with clock("repair"):
-        if checks:
-            plan = view.narrow_pass(cache, rows_S=chooser.up_to_check(), checks=dict.fromkeys(checks, chooser.check))
-        else:
-            plan = view.narrow_pass(cache, rows_S=chooser.before_layer_0(attention_T))
+        rows_S = chooser.up_to_check() if checks else chooser.before_layer_0()
+        plan = view.narrow_pass(cache, rows_S=rows_S, checks=dict.fromkeys(checks, chooser.check), correct=corrections)
         logits = view.run(ids_1T, plan)
     clock.split("repair", "check", chooser.checked_at)
     clock.shift("repair", "load", filling.waited - waited)
@@ -105,17 +107,25 @@ def _go_on(
 class _Chooser:
     """Asks the selector, and adds the rows that always run."""
 
-    def __init__(self, layout: Layout, cache: FusionCache, selector: Selector, device: torch.device) -> None:
-        self.layout, self.cache, self.selector = layout, cache, selector
+    def __init__(
+        self,
+        layout: Layout,
+        cache: FusionCache,
+        selector: Selector,
+        device: torch.device,
+        corrections: Corrections | None,
+    ) -> None:
+        self.layout, self.cache, self.selector, self.corrections = layout, cache, selector, corrections
         self.stale = layout.stale.to(device)
         self.forced = layout.forced.to(device)
         self.chosen = self.stale[:0]
+        self.attention_T: Tensor | None = None
         self.checked_at: float | None = None
         # At the first check every stale row still runs.
         self._left = self.stale
 
-    def before_layer_0(self, attention_T: Tensor | None) -> Tensor:
-        candidates = Candidates(self.stale, self.layout, attention_T=attention_T)
+    def before_layer_0(self) -> Tensor:
+        candidates = Candidates(self.stale, self.layout, self.attention_T)
         return self._with_forced(self.selector.choose(candidates) if self.stale.numel() else self.stale)
 
     def up_to_check(self) -> Tensor | None:
@@ -130,7 +140,10 @@ class _Chooser:
         target = self.cache.states[layer]
         cached = target.keys[0].index_select(1, rows_R), target.values[0].index_select(1, rows_R)
         fresh = FreshKV(layer, rows_R, keys[0], values[0], *cached)
-        self._left = self.selector.choose(Candidates(self._left, self.layout, fresh=fresh)).to(self.stale.device)
+        if self.corrections:
+            self.corrections.see(fresh)
+        candidates = Candidates(self._left, self.layout, self.attention_T, fresh)
+        self._left = self.selector.choose(candidates).to(self.stale.device)
         rows = self._with_forced(self._left)
         self.checked_at = Clock.now(rows.device)
         return rows

@@ -63,6 +63,7 @@ class Report:
         states: per row where its KV came from.
         ids: token ids of the prompt.
         decode: turns token ids into text (for the coloured prompt), or None.
+        corrector: what was done to the reused rows that were not recomputed; None if nothing.
     """
 
     method: str
@@ -83,6 +84,7 @@ class Report:
     states: tuple[RowState, ...]
     ids: tuple[int, ...]
     decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False)
+    corrector: str | None = None
 
     @property
     def reused_rows(self) -> int:

@@ -97,8 +97,9 @@ def summary(report: Report) -> str:
     loaded += f"{max(load.seconds - load.waited, 0.0) * 1e3:.0f} ms of it hidden" if loaded else ""
     loaded += f" (a ratio of {load.hiding_ratio:.2f} would hide it)" if loaded and load.hiding_ratio else ""
     context = f", {report.context_rows} from the earlier context (approximate)" if report.context_rows else ""
+    method = f"{report.method} + {report.corrector}" if report.corrector else report.method
     return (
-        f"{report.method}: {report.rows} rows, {report.reused_rows} reused "
+        f"{method}: {report.rows} rows, {report.reused_rows} reused "
         f"({report.prefix_rows} exact prefix{context}), {report.recomputed_rows} recomputed; "
         f"computed 1/{report.ideal_speedup:.1f} of a full prefill's row-layers; "
         f"KV {report.kv_bytes / 1e6:.1f} MB{loaded}; TTFT {report.ttft * 1e3:.0f} ms"

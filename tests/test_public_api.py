@@ -17,8 +17,10 @@ BLEND = [
     "Blender",
     "BudgetError",
     "Chunk",
+    "ChunkDeviation",
     "ChunkKV",
     "ChunkReport",
+    "Corrector",
     "CorruptEntry",
     "DiskStore",
     "Encoded",
@@ -30,6 +32,7 @@ BLEND = [
     "Fusion",
     "KVBlendError",
     "KVDeviation",
+    "MeanShift",
     "MemoryStore",
     "ModelNotFound",
     "Prompt",
@@ -48,6 +51,7 @@ BLEND = [
     "TieredStore",
     "UnsupportedModel",
     "UnsupportedRotation",
+    "WeightedDeviation",
     "open_store",
 ]
 RETRIEVAL = [

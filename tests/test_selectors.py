@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blend.selectors
-from blend import BudgetError, FirstK, FullRecompute, FullReuse, KVDeviation, QueryAttention, Random, Selector
+from blend import (
+    BudgetError,
+    ChunkDeviation,
+    FirstK,
+    FullRecompute,
+    FullReuse,
+    KVDeviation,
+    QueryAttention,
+    Random,
+    Selector,
+    WeightedDeviation,
+)
 from blend.layout import Layout, Piece
 from blend.selectors.base import BudgetedSelector, Candidates, budget_rows
 from blend.testing.selectors import SelectorTests, evidence, layouts, select
@@ -52,6 +63,26 @@ class TestKVDeviationOfBoth(SelectorTests):
 class TestKVDeviationInSteps(SelectorTests):
     def make(self, ratio):
         return KVDeviation(ratio, layers=(1, 2, 4), schedule=(2.0, 1.5, 1.0))
+
+
+class TestChunkDeviation(SelectorTests):
+    def make(self, ratio):
+        return ChunkDeviation(ratio)
+
+
+class TestChunkDeviationRelative(SelectorTests):
+    def make(self, ratio):
+        return ChunkDeviation(ratio, layer=3, relative=True)
+
+
+class TestWeightedDeviation(SelectorTests):
+    def make(self, ratio):
+        return WeightedDeviation(ratio)
+
+
+class TestWeightedDeviationOfValues(SelectorTests):
+    def make(self, ratio):
+        return WeightedDeviation(ratio, on="value", layer=2, layers=(5, 0))
 
 
 class Broken(BudgetedSelector):
@@ -106,21 +137,24 @@ def test_every_selector_is_tested_here():
     assert concrete == made - {c for c in made if issubclass(c, Broken)}
 
 
-@pytest.mark.parametrize("kind", [FirstK, Random, QueryAttention, KVDeviation])
+KINDS = [FirstK, Random, QueryAttention, KVDeviation, ChunkDeviation, WeightedDeviation]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [0, 1, 7, 10_000])
 def test_a_budget_in_rows_takes_the_place_of_the_ratio(kind, rows):
     for layout in layouts():
         assert select(kind(ratio=1.0, rows=rows), layout).numel() == min(rows, layout.stale.numel())
 
 
-@pytest.mark.parametrize("kind", [FirstK, Random, QueryAttention, KVDeviation])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_budget_is_spent(kind):
     for layout in layouts():
         assert select(kind(0.3), layout).numel() == round(0.3 * layout.stale.numel())
 
 
 @pytest.mark.parametrize("ratio", [-0.01, 1.01, float("nan"), 15])
-@pytest.mark.parametrize("kind", [FirstK, Random, QueryAttention, KVDeviation])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_ratio_outside_0_1_is_refused(kind, ratio):
     with pytest.raises(BudgetError, match=r"ratio is .*must lie in \[0, 1\]"):
         kind(ratio)
@@ -145,6 +179,13 @@ def test_a_strange_number_of_rows_is_refused(rows):
         (lambda: KVDeviation(layers=(1, 2)), "schedule is"),
         (lambda: KVDeviation(layers=(1, 2), schedule=(2.0, 1.5)), "ending in 1"),
         (lambda: KVDeviation(layers=(1, 2), schedule=(0.5, 1.0)), "1 or more"),
+        (lambda: ChunkDeviation(layer=0), "layer is 0"),
+        (lambda: ChunkDeviation(layer=4).check_layers(4), "check layer 4 does not exist"),
+        (lambda: WeightedDeviation(on="keys"), "on is 'keys'"),
+        (lambda: WeightedDeviation(layer=0), "layer is 0"),
+        (lambda: WeightedDeviation(layers=()), "layers is"),
+        (lambda: WeightedDeviation(layer=4).check_layers(4), "check layer 4 does not exist"),
+        (lambda: WeightedDeviation(layers=(9,)).probe_layers(4), "layer 9 does not exist"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):
@@ -196,6 +237,61 @@ def test_kv_deviation_takes_the_rows_that_differ_most():
             other += 5 * torch.randn(other.shape, generator=torch.Generator().manual_seed(1))
         rows = KVDeviation(rows=3, on=on).choose(given_kv._replace(fresh=same))
         assert rows.tolist() == [33, 57, 119], on
+
+
+def test_chunk_deviation_spends_each_chunks_share_in_turns():
+    """Chunks of 2 and 48 stale rows: the short one gets none, however far off its rows are."""
+    layout = layouts()[3]
+    assert layout.stale_spans == ((50, 52), (52, 100))
+    given_kv = evidence(layout)
+    fresh = given_kv.fresh
+    same = fresh._replace(cached_keys=fresh.fresh_keys.clone(), cached_values=fresh.fresh_values.clone())
+    place = {row: i for i, row in enumerate(fresh.rows_R.tolist())}
+    for row, by in ((50, 9.0), (51, 8.0), (60, 4.0), (61, 3.0), (62, 2.0)):
+        same.cached_keys[:, place[row]] += by
+    for row, by in ((60, 7.0), (70, 6.0), (71, 5.0)):
+        same.cached_values[:, place[row]] += by
+    for rows, expected in (
+        (1, [60]),
+        (2, [60, 61]),
+        (3, [60, 61, 70]),
+        (4, [60, 61, 62, 70]),
+        (5, [60, 61, 62, 70, 71]),
+    ):
+        assert ChunkDeviation(rows=rows).choose(given_kv._replace(fresh=same)).tolist() == expected
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8), rows=st.integers(0, 200))
+def test_chunk_deviation_shares_by_length(sizes, rows):
+    stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    chunks = [
+        Piece(stop - size, stop, "chunk", False, i) for i, (size, stop) in enumerate(zip(sizes, stops, strict=True))
+    ]
+    layout = Layout((*chunks, Piece(stops[-1], stops[-1] + 1, "fresh", True)), stops[-1] + 1)
+    chosen = select(ChunkDeviation(rows=rows), layout)
+    budget = min(rows, sum(sizes))
+    assert chosen.numel() == budget
+    for piece, size in zip(chunks, sizes, strict=True):
+        share = int(((chosen >= piece.start) & (chosen < piece.stop)).sum())
+        assert abs(share - budget * size / sum(sizes)) < 1
+
+
+def test_weighted_deviation_wants_rows_that_changed_and_are_looked_at():
+    layout = layouts()[0]
+    given_kv = evidence(layout)
+    fresh = given_kv.fresh
+    same = fresh._replace(cached_keys=fresh.fresh_keys.clone(), cached_values=fresh.fresh_values.clone())
+    place = {row: i for i, row in enumerate(fresh.rows_R.tolist())}
+    attention_T = torch.zeros(layout.rows)
+    for row, looked, by in ((33, 0.1, 4.0), (57, 0.4, 2.0), (60, 0.0, 50.0), (61, 0.9, 0.0), (119, 0.05, 3.0)):
+        attention_T[row] = looked
+        same.cached_values[:, place[row]] += by
+        same.cached_keys[:, place[row]] += by
+    for on in ("value", "key", "both"):
+        asked = given_kv._replace(fresh=same, attention_T=attention_T)
+        assert WeightedDeviation(rows=2, on=on).choose(asked).tolist() == [33, 57]
+        assert WeightedDeviation(rows=3, on=on).choose(asked).tolist() == [33, 57, 119]
 
 
 def test_ties_go_to_the_earlier_row():

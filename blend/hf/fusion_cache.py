@@ -20,7 +20,10 @@ from transformers.cache_utils import DynamicLayer
 
 from blend.chunk import KVLayers
 
-__all__ = ["Filling", "FusionCache", "FusionLayer", "LayerKnown", "cached_kv"]
+__all__ = ["Correct", "Filling", "FusionCache", "FusionLayer", "LayerKnown", "cached_kv"]
+
+Correct = Callable[[int, Tensor, Tensor, Tensor], None]
+"""Called with (layer, running rows ``[S]``, their fresh keys, fresh values ``[1, H, S, D]``); may shift other rows."""
 
 
 def cached_kv(cache: Cache) -> KVLayers:
@@ -62,6 +65,7 @@ class FusionLayer(DynamicLayer):
         self.rows_S: Tensor | None = None  # rows that run now; None for all
         self.stop = False  # leave the layer in update()
         self.settled = False  # fresh K/V of every row that runs are in place already
+        self.correct: Callable[[Tensor, Tensor, Tensor], None] | None = None  # shifts stale rows that do not run
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Scatters the fresh rows and returns the K/V of all rows."""
@@ -80,11 +84,13 @@ class FusionLayer(DynamicLayer):
             self._ready = None
 
     def scatter(self, keys: Tensor, values: Tensor) -> None:
-        """Writes fresh K/V ``[1, H, S, D]`` over the rows that run."""
+        """Writes fresh K/V ``[1, H, S, D]`` over the rows that run; once per layer and pass."""
         if self.rows_S is None:
             self.keys.copy_(keys)
             self.values.copy_(values)
         else:
+            if self.correct is not None:  # here fresh K/V are known, and cached ones are still there
+                self.correct(self.rows_S, keys, values)
             self.keys.index_copy_(2, self.rows_S, keys)
             self.values.index_copy_(2, self.rows_S, values)
 
@@ -131,8 +137,13 @@ class FusionCache(Cache):
         for layer in self.states:
             layer.rows_S = rows_S
 
+    def correct_with(self, correct: Correct) -> None:
+        """Lets ``correct`` shift rows of each layer before its fresh K/V are written."""
+        for index, layer in enumerate(self.states):
+            layer.correct = partial(correct, index)
+
     def reset_pass(self) -> None:
         """Makes the cache ready for another pass; K/V stay."""
         self.current = None
         for layer in self.states:
-            layer.rows_S, layer.settled = None, False
+            layer.rows_S, layer.settled, layer.correct = None, False, None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from blend.hf.attention.mask import FusionMask, Observer, Reach
-from blend.hf.fusion_cache import FusionCache, LayerKnown
+from blend.hf.fusion_cache import Correct, FusionCache, LayerKnown
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -43,6 +43,7 @@ class NarrowPass:
         checks: layers at which the running rows are chosen anew.
         only_last: in the last layer, compute K/V for all running rows and the rest for the last row alone.
         observer: sees the weights of each narrowed attention.
+        correct: shifts K/V of rows that do not run, once per layer and before its attention.
         fusion_masks: hand a :class:`FusionMask` to the layers (else a tensor mask).
         float_masks: tensor masks are additive floats (eager attention) instead of booleans.
     """
@@ -57,6 +58,7 @@ class NarrowPass:
         checks: Mapping[int, Check] | None = None,
         only_last: bool = True,
         observer: Observer | None = None,
+        correct: Correct | None = None,
         fusion_masks: bool = True,
         float_masks: bool = False,
     ) -> None:
@@ -68,6 +70,7 @@ class NarrowPass:
         # Layers that share another layer's K/V have none of their own to stop behind.
         self.only_last = only_last and len(cache.states) == len(reaches)
         self.observer = observer
+        self.correct = correct
         self.fusion_masks = fusion_masks
         self.float_masks = float_masks
         self.ran: list[int] = []  # rows that ran through each layer
@@ -83,6 +86,8 @@ class NarrowPass:
 
     def __enter__(self) -> NarrowPass:
         self.cache.current = self
+        if self.correct is not None:
+            self.cache.correct_with(self.correct)
         return self
 
     def __exit__(self, *exc: object) -> None:

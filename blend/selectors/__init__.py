@@ -1,14 +1,17 @@
 """One file per published way to choose the rows that are computed again."""
 
-from blend.selectors.base import BudgetedSelector, Candidates, FreshKV, Selector, top_rows
+from blend.selectors.base import BudgetedSelector, Candidates, FreshKV, Selector, Wants, top_rows
+from blend.selectors.chunk_deviation import ChunkDeviation
 from blend.selectors.first_k import FirstK
 from blend.selectors.kv_deviation import KVDeviation
 from blend.selectors.query_attention import QueryAttention
 from blend.selectors.static import FullRecompute, FullReuse, Random
+from blend.selectors.weighted_deviation import WeightedDeviation
 
 __all__ = [
     "BudgetedSelector",
     "Candidates",
+    "ChunkDeviation",
     "FirstK",
     "FreshKV",
     "FullRecompute",
@@ -17,5 +20,7 @@ __all__ = [
     "QueryAttention",
     "Random",
     "Selector",
+    "Wants",
+    "WeightedDeviation",
     "top_rows",
 ]

@@ -15,7 +15,10 @@ from torch import Tensor
 from blend.errors import BudgetError
 from blend.layout import Layout
 
-__all__ = ["Candidates", "FreshKV", "Selector", "budget_rows", "top_rows"]
+__all__ = ["Candidates", "FreshKV", "Selector", "Wants", "budget_rows", "top_rows"]
+
+Wants = Literal["nothing", "question_attention", "fresh_kv", "both"]
+"""The evidence that a selector asks for; see :class:`Selector`."""
 
 
 class FreshKV(NamedTuple):
@@ -53,11 +56,22 @@ class Selector(ABC):
     * ``wants = "nothing"``: once, before layer 0;
     * ``wants = "question_attention"``: once, before layer 0, after the question alone has run over the stale cache;
     * ``wants = "fresh_kv"``: at each of :meth:`check_layers`, where fresh K/V of the running rows are known. All rows
-      run up to the first of them, and the set can only shrink.
+      run up to the first of them, and the set can only shrink;
+    * ``wants = "both"``: as with ``fresh_kv``, after the question alone has run as well.
     """
 
-    wants: ClassVar[Literal["nothing", "question_attention", "fresh_kv"]] = "nothing"
+    wants: ClassVar[Wants] = "nothing"
     name: ClassVar[str]
+
+    @property
+    def wants_attention(self) -> bool:
+        """Whether the question's attention is to be found first."""
+        return self.wants in ("question_attention", "both")
+
+    @property
+    def wants_fresh(self) -> bool:
+        """Whether it chooses at check layers."""
+        return self.wants in ("fresh_kv", "both")
 
     @abstractmethod
     def choose(self, candidates: Candidates) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from blend.errors import BudgetError
-from blend.selectors.base import BudgetedSelector, Candidates, FreshKV, top_rows
+from blend.selectors.base import BudgetedSelector, Candidates, Wants, top_rows
+from blend.selectors.deviation import On, check_on, deviation, spread
 
 __all__ = ["KVDeviation"]
 
@@ -30,15 +30,14 @@ class KVDeviation(BudgetedSelector):
     """
 
     name: ClassVar[str] = "kv-deviation"
-    wants: ClassVar[Literal["nothing", "question_attention", "fresh_kv"]] = "fresh_kv"
-    on: Literal["value", "key", "both"] = "value"
+    wants: ClassVar[Wants] = "fresh_kv"
+    on: On = "value"
     layers: tuple[int, ...] = (1,)
     schedule: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.on not in ("value", "key", "both"):
-            raise BudgetError(f"on is {self.on!r}: choose 'value', 'key' or 'both'")
+        check_on(self.on)
         if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 1:
             raise BudgetError(f"layers is {self.layers}: give ascending check layers, 1 or more")
         if len(self.schedule) != len(self.layers) or self.schedule[-1] != 1.0 or min(self.schedule) < 1.0:
@@ -58,17 +57,5 @@ class KVDeviation(BudgetedSelector):
         assert fresh is not None, "the engine hands fresh K/V to selectors that want them"
         budget = self.budget(candidates.layout.stale.numel())
         multiple = dict(zip(self.layers, self.schedule, strict=True))[fresh.layer]
-        score_T = torch.zeros(candidates.layout.rows, device=fresh.fresh_keys.device)
-        score_T[fresh.rows_R.to(score_T.device)] = self._deviation(fresh)
+        score_T = spread(fresh.rows_R, deviation(fresh, self.on), candidates.layout.rows)
         return top_rows(candidates.stale, score_T, min(round(budget * multiple), candidates.stale.numel()))
-
-    def _deviation(self, fresh: FreshKV) -> Tensor:
-        key_R = _squared_distance(fresh.fresh_keys, fresh.cached_keys) if self.on != "value" else None
-        value_R = _squared_distance(fresh.fresh_values, fresh.cached_values) if self.on != "key" else None
-        if key_R is None or value_R is None:
-            return key_R if key_R is not None else value_R  # type: ignore[return-value]  # one of them is set
-        return key_R / key_R.mean().clamp_min(1e-30) + value_R / value_R.mean().clamp_min(1e-30)
-
-
-def _squared_distance(a_HRD: Tensor, b_HRD: Tensor) -> Tensor:
-    return (a_HRD.float() - b_HRD.float()).square_().sum(dim=(0, 2))

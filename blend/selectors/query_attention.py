@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
 from blend.errors import BudgetError
-from blend.selectors.base import BudgetedSelector, Candidates, top_rows
+from blend.selectors.base import BudgetedSelector, Candidates, Wants, top_rows
 
 __all__ = ["QueryAttention"]
 
@@ -24,7 +24,7 @@ class QueryAttention(BudgetedSelector):
     """
 
     name: ClassVar[str] = "query-attention"
-    wants: ClassVar[Literal["nothing", "question_attention", "fresh_kv"]] = "question_attention"
+    wants: ClassVar[Wants] = "question_attention"
     layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

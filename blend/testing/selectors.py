@@ -89,8 +89,8 @@ class SelectorTests:
         selector = self.make(0.3)
         assert selector.name, "a report shows the name"
         checks, probes = bool(selector.check_layers(self.depth)), bool(selector.probe_layers(self.depth))
-        wanted = {"nothing": (False, False), "question_attention": (False, True), "fresh_kv": (True, False)}
-        assert wanted[selector.wants] == (checks, probes), f"wants {selector.wants!r} and names no layers for it"
+        wanted = selector.wants_fresh, selector.wants_attention
+        assert wanted == (checks, probes), f"wants {selector.wants!r} and names no layers for it"
 
     def _first_check(self) -> int:
         return next(iter(self.make(0.3).check_layers(self.depth)), 0)
@@ -140,12 +140,12 @@ def select(selector: Selector, layout: Layout, depth: int = _DEPTH, seed: int = 
 
     It is shown what it wants and nothing else.
     """
-    if selector.wants != "fresh_kv":
-        attention_T = evidence(layout, seed=seed).attention_T if selector.wants == "question_attention" else None
+    attention_T = evidence(layout, seed=seed).attention_T if selector.wants_attention else None
+    if not selector.wants_fresh:
         return selector.choose(Candidates(layout.stale, layout, attention_T))
     left = layout.stale
     for layer in selector.check_layers(depth):
-        left = selector.choose(evidence(layout, left, layer, seed)._replace(attention_T=None))
+        left = selector.choose(evidence(layout, left, layer, seed)._replace(attention_T=attention_T))
     return left
 
 

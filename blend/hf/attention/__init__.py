@@ -3,11 +3,12 @@
 from blend.hf.attention.blocked import attend_blocked
 from blend.hf.attention.eager import attend_eager
 from blend.hf.attention.gemm import attend_gemm
-from blend.hf.attention.interface import BACKENDS, attach, detach, stock_attention
+from blend.hf.attention.interface import BACKENDS, Attention, attach, attending, detach, stock_attention
 from blend.hf.attention.mask import FusionMask, Observer, Reach
 
 __all__ = [
     "BACKENDS",
+    "Attention",
     "FusionMask",
     "Observer",
     "Reach",
@@ -15,6 +16,7 @@ __all__ = [
     "attend_blocked",
     "attend_eager",
     "attend_gemm",
+    "attending",
     "detach",
     "stock_attention",
 ]

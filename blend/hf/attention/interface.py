@@ -1,15 +1,18 @@
 """Our entry in transformers' attention registry: fusion masks go to our kernel, everything else to the stock one.
 
 The registry key replaces the model's own implementation once, when a :class:`~blend.hf.view.ModelView` is attached;
-ordinary calls of the model (plain masks, padding, no mask) behave exactly as before.
+ordinary calls of the model (plain masks, padding, no mask) behave exactly as before, unless :func:`attending` has put
+another function in the stock one's place.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,7 +27,17 @@ from blend.hf.attention.eager import attend_eager, mix_eager, weights_eager
 from blend.hf.attention.gemm import attend_gemm
 from blend.hf.attention.mask import FusionMask, Reach
 
-__all__ = ["BACKENDS", "FUSION_OVER", "attach", "choose_backend", "detach", "fusion_attention", "stock_attention"]
+__all__ = [
+    "BACKENDS",
+    "FUSION_OVER",
+    "Attention",
+    "attach",
+    "attending",
+    "choose_backend",
+    "detach",
+    "fusion_attention",
+    "stock_attention",
+]
 
 # The names avoid "sdpa", "flash" and "flex_attention": transformers takes those as requests for kernels.
 FUSION_OVER = {"sdpa": "kv_fusion", "eager": "kv_fusion_float"}
@@ -33,6 +46,10 @@ FUSION_OVER = {"sdpa": "kv_fusion", "eager": "kv_fusion_float"}
 BACKENDS: dict[str, Callable[..., Tensor]] = {"gemm": attend_gemm, "blocked": attend_blocked, "eager": attend_eager}
 """Attention over selected rows, by name; all with the signature of :func:`attend_eager`."""
 
+Attention: TypeAlias = "Callable[..., tuple[Tensor, Any]]"
+"""An attention function as transformers calls it: module, query, key, value, mask, and keyword arguments."""
+
+_instead: ContextVar[Attention | None] = ContextVar("kvblend_attention", default=None)
 
 _attached: WeakKeyDictionary[PreTrainedModel, tuple[str, int]] = WeakKeyDictionary()
 """A model's own implementation, and how many views hold ours; the last one to go restores it."""
@@ -69,6 +86,19 @@ def detach(model: PreTrainedModel) -> None:
     else:
         del _attached[model]
         model.set_attn_implementation(own)
+
+
+@contextmanager
+def attending(attention: Attention) -> Iterator[None]:
+    """While open, ordinary calls of attached models made in this thread attend by ``attention``.
+
+    For methods that change how a model looks at its KV, in decoding too. Passes over a fusion cache are not touched.
+    """
+    before = _instead.set(attention)
+    try:
+        yield
+    finally:
+        _instead.reset(before)
 
 
 def fusion_attention(
@@ -121,7 +151,8 @@ def _over_sdpa(
 ) -> tuple[Tensor, Any]:
     if isinstance(attention_mask, FusionMask):
         return fusion_attention(module, query, key, value, attention_mask, **kwargs)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    attend = _instead.get() or sdpa_attention_forward
+    return attend(module, query, key, value, attention_mask, **kwargs)
 
 
 def _over_eager(
@@ -130,5 +161,5 @@ def _over_eager(
     if isinstance(attention_mask, FusionMask):
         return fusion_attention(module, query, key, value, attention_mask, **kwargs)
     # Every modeling file brings its own eager function (softcap, sinks); transformers' default is looked up there.
-    stock: Callable[..., tuple[Tensor, Any]] = sys.modules[type(module).__module__].eager_attention_forward
-    return stock(module, query, key, value, attention_mask, **kwargs)
+    attend: Attention = _instead.get() or sys.modules[type(module).__module__].eager_attention_forward
+    return attend(module, query, key, value, attention_mask, **kwargs)
