@@ -28,8 +28,9 @@ from blend.stores.codecs import Codec, LayerSpec, codec_by_name
 from blend.stores.entry import Packed, pack, read_head
 from eval.demo.cases import DemoCase
 from eval.demo.run import demo_cases
-from eval.fidelity import bootstrap_mean, compare, make_reference
+from eval.fidelity import compare, make_reference
 from eval.machine import machine_record
+from eval.stats import bootstrap_mean
 from eval.systems.exact import full_prefill
 
 __all__ = ["ALL", "CodecOptions", "run_codec_bench"]
@@ -293,7 +294,7 @@ def _divergences(found: Divergence, none: Divergence) -> dict[str, Any]:
     change = [coded - plain for coded, plain in zip(found.fused, none.fused, strict=True)]
     kinds = {"kl_prefix": found.prefix, "kl_fused": found.fused, "kl_fused_change": change}
     means = {kind: bootstrap_mean(values) for kind, values in kinds.items()}
-    return {kind: {"mean": m.mean, "ci": [m.low, m.high], "values": kinds[kind]} for kind, m in means.items()}
+    return {kind: {"mean": m.value, "ci": [m.low, m.high], "values": kinds[kind]} for kind, m in means.items()}
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

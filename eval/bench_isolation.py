@@ -19,8 +19,8 @@ from rich.table import Table
 
 from blend import Blender, BudgetError, Chunk, Prompt
 from blend.progress import track
-from eval.fidelity import bootstrap_mean
 from eval.machine import machine_record
+from eval.stats import bootstrap_mean
 
 __all__ = ["IsolationOptions", "auc", "run_isolation_bench"]
 

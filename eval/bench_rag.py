@@ -1,14 +1,13 @@
 """The pipeline on real passages: a folder of files, indexed; what is found, what answering costs, what a second start.
 
 Questions and passages come from a JSONL set with gold passages (``squad_xquad_en`` in ``$KVBLEND_DATA``), written as
-one text file each into a temporary folder. An answer counts as right when it holds one of the gold answers. TTFT is
-from token ids to the first token's logits, beside the model's own full prefill of the same prompt, one after the other;
-retrieval is the same for both and is told apart.
+one text file each into a temporary folder. An answer counts as right when its first line holds one of the gold answers.
+TTFT is from token ids to the first token's logits, beside the model's own full prefill of the same prompt, one after
+the other; retrieval is the same for both and is told apart.
 """
 
 from __future__ import annotations
 
-import re
 import statistics
 import tempfile
 import time
@@ -26,6 +25,7 @@ from blend.hf.progress import library_bars
 from blend.progress import track
 from eval.bench_ttft import full_prefill
 from eval.machine import machine_record
+from eval.metrics import METRICS
 from eval.rag_set import RagQuestion, RagSet, read_set, write_files
 from retrieval import Document, Embedder, RagPipeline, RagSettings
 from retrieval.loaders import load_folder
@@ -167,19 +167,10 @@ def _one(rag: RagPipeline, question: RagQuestion, options: RagOptions, fused_fir
         "ideal": report.ideal_speedup,
         "hit_rate": report.hit_rate,
         "found": question.gold in {hit.passage.document for hit in answer.hits},
-        "right": _holds(answer.text, question.answers),
-        "right_full": _holds(plain.text, question.answers),
+        "right": bool(METRICS["held"](answer.text, question.answers)),
+        "right_full": bool(METRICS["held"](plain.text, question.answers)),
         "same": answer.text == plain.text,
     }
-
-
-def _holds(text: str, answers: Sequence[str]) -> bool:
-    words = f" {_words(text)} "
-    return any(f" {_words(answer)} " in words for answer in answers)
-
-
-def _words(text: str) -> str:
-    return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def _bytes(folder: Path) -> int:

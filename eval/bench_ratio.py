@@ -22,8 +22,9 @@ from blend.progress import track
 from eval.demo import load_passages
 from eval.demo.cases import DemoCase
 from eval.demo.run import demo_cases
-from eval.fidelity import bootstrap_mean, compare, make_reference
+from eval.fidelity import compare, make_reference
 from eval.machine import machine_record
+from eval.stats import bootstrap_mean
 from eval.systems.exact import full_prefill
 
 __all__ = ["SELECTORS", "Point", "RatioOptions", "rises", "run_ratio_bench"]
@@ -85,7 +86,7 @@ class Point:
         """Means, and the bootstrap interval of the divergence along the answer."""
         kl = bootstrap_mean(self.kl)
         return {
-            "kl_mean": kl.mean,
+            "kl_mean": kl.value,
             "kl_ci": [kl.low, kl.high],
             "kl_first_mean": fmean(self.kl_first),
             "charged_mean": fmean(self.charged),

@@ -27,14 +27,16 @@ from eval.cli_options import (
     set_threads,
     write,
 )
+from eval.eval_cli import compare, evaluate, report
 from eval.rag_cli import ask, chat, index
 from eval.store_cli import app as store_app
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Reuse the KV of retrieved passages anywhere.")
-for command in (index, ask, chat):
+for command in (index, ask, chat, compare, report):
     app.command()(command)
+app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")
 app.add_typer(store_app, name="store")
 

@@ -6,11 +6,9 @@ answer, ``V`` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,9 +17,7 @@ from eval.systems.base import GREEDY, forced_logits
 
 __all__ = [
     "Fidelity",
-    "Interval",
     "Reference",
-    "bootstrap_mean",
     "compare",
     "judge",
     "kl_divergence",
@@ -64,14 +60,6 @@ class Fidelity(NamedTuple):
     top1: float
     greedy: tuple[int, ...]
     agrees: int
-
-
-class Interval(NamedTuple):
-    """A mean, and the range it would fall in for 95 % of samples like this one."""
-
-    mean: float
-    low: float
-    high: float
 
 
 def kl_divergence(logits: Tensor, other: Tensor) -> Tensor:
@@ -128,17 +116,3 @@ def known_answer(reference: Reference, fidelity: Fidelity) -> tuple[int, ...]:
     if fidelity.agrees == len(reference.answer):
         return reference.answer
     return (*reference.answer[: fidelity.agrees], fidelity.greedy[fidelity.agrees])
-
-
-def bootstrap_mean(values: Sequence[float], *, seed: int = 0, draws: int = 2000) -> Interval:
-    """The mean of ``values`` and its 95 % percentile-bootstrap interval; the same for the same seed.
-
-    Raises:
-        ValueError: no values.
-    """
-    if not len(values):
-        raise ValueError("there are no values to take a mean of")
-    data = np.asarray(values, dtype=np.float64)
-    picks = np.random.default_rng(seed).integers(0, len(data), size=(draws, len(data)))
-    low, high = np.quantile(data[picks].mean(axis=1), [0.025, 0.975])
-    return Interval(float(data.mean()), float(low), float(high))

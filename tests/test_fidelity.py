@@ -1,10 +1,9 @@
-"""Divergences and intervals against values worked out by hand, and against a model's own full prefill."""
+"""Divergences against values worked out by hand, and against a model's own full prefill."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,7 +11,7 @@ from blend import Blender, BudgetError, FullRecompute, FullReuse, Random
 from blend.testing.prompts import tiny_prompt
 from blend.testing.tiny import tiny_model
 from eval.bench_ratio import RatioOptions, rises
-from eval.fidelity import bootstrap_mean, compare, kl_divergence, make_reference
+from eval.fidelity import compare, kl_divergence, make_reference
 from eval.machine import machine_record
 from eval.systems import SYSTEMS, Case, UnknownSystem, make_systems
 from eval.systems.base import GREEDY, forced_logits
@@ -111,27 +110,7 @@ def test_the_answer_is_what_generate_says(blender):
     assert make_reference(blender, full, TOKENS).answer == tuple(out[0, len(full.prompt) :].tolist())
 
 
-# --- samples ------------------------------------------------------------------------------------------
-
-
-def test_the_interval_of_one_value_is_that_value():
-    assert bootstrap_mean([0.25]) == (0.25, 0.25, 0.25)
-
-
-def test_the_interval_holds_the_mean_and_is_repeatable():
-    values = np.random.default_rng(1).exponential(size=200).tolist()
-    found = bootstrap_mean(values, seed=3)
-    assert found == bootstrap_mean(values, seed=3)
-    assert found.low < found.mean < found.high
-    assert found.mean == pytest.approx(sum(values) / 200)
-    # Of 200 values the normal approximation is a good one.
-    half = 1.96 * np.std(values) / math.sqrt(200)
-    assert found.high - found.low == pytest.approx(2 * half, rel=0.15)
-
-
-def test_no_values_have_no_mean():
-    with pytest.raises(ValueError, match="no values"):
-        bootstrap_mean([])
+# --- ratios -------------------------------------------------------------------------------------------
 
 
 def test_rises_beyond_chance_are_found():
@@ -177,17 +156,19 @@ def test_full_reuses_nothing_and_builds_no_mask(blender):
     assert fusion.exact
 
 
-def test_prefix_knows_what_it_has_run_and_nobody_else_does(blender):
-    prompt = tiny_prompt()
-    full, prefix, reuse = make_systems(["full", "prefix", "reuse"], 0.0)
-    assert prefix.run(blender, Case(prompt)).fusion.report.prefix_rows == 0
-    again = prefix.run(blender, Case(prompt)).fusion
-    assert again.report.prefix_rows == len(prompt) - 1
-    assert (again.logits - full.run(blender, Case(prompt)).fusion.logits).abs().max() < 1e-4
-    (fresh,) = make_systems(["prefix"], 0.0)
-    assert fresh.run(blender, Case(prompt)).fusion.report.prefix_rows == 0
+def test_prefixes_know_what_they_were_prepared_with_and_nobody_else_does(blender):
+    case = Case(prompt := tiny_prompt())
+    full, cold, warm, reuse = make_systems(["full", "prefix", "prefix-warm", "reuse"], 0.0)
+    for system in (cold, warm):
+        assert system.run(blender, case).fusion.report.prefix_rows == 0
+        system.prepare(blender, case)
+    for system, rows in ((cold, len(prompt.system)), (warm, len(prompt) - len(prompt.question))):
+        for _ in range(2):  # running it teaches it nothing
+            answered = system.run(blender, case).fusion
+            assert answered.report.prefix_rows == rows
+            assert (answered.logits - full.run(blender, case).fusion.logits).abs().max() < 1e-4
     with Blender(tiny_model("llama", torch.float32), check=False) as other:
-        prefix.run(other, Case(prompt))
+        cold.run(other, Case(prompt))
         assert reuse.run(other, Case(prompt)).fusion.report.prefix_rows <= len(prompt.system)
 
 

@@ -63,6 +63,8 @@ def measure(
     """
     prompt = asked.prompt(blender)
     case = Case(prompt)
+    for system in systems:
+        system.prepare(blender, case)
     outcomes = {system.name: system.run(blender, case) for system in systems}
     reference = make_reference(blender, _fusion(outcomes["full"]), tokens)
     runs = {}

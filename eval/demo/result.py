@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from blend import BudgetError
 from eval.demo.measure import Measured, Run
-from eval.fidelity import Interval, bootstrap_mean
+from eval.stats import bootstrap_mean
 from eval.systems import System
 
 __all__ = ["DemoOptions", "DemoResult", "EncodeCost", "Summary"]
@@ -77,7 +77,7 @@ class Summary:
     @classmethod
     def of(cls, title: str, runs: Sequence[Run]) -> Summary:
         """Sums up at least one run."""
-        kl: Interval = bootstrap_mean([run.kl for run in runs])
+        kl = bootstrap_mean([run.kl for run in runs])
         return cls(
             title=title,
             n=len(runs),
@@ -86,7 +86,7 @@ class Summary:
             ideal=median(run.ideal for run in runs),
             row_layers=fmean(run.row_layers for run in runs),
             kl_first=fmean(run.kl_first for run in runs),
-            kl=kl.mean,
+            kl=kl.value,
             kl_median=median(run.kl for run in runs),
             kl_ci=(kl.low, kl.high),
             same_first_token=fmean(run.same_first_token for run in runs),

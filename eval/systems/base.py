@@ -163,6 +163,9 @@ class System:
         prepare: the offline stage, beyond encoding each chunk once: told apart, and not part of TTFT. Doing it again is
             quick, and interrupting it loses nothing.
         timed: False for oracles: they know what only a full prefill knows, so their TTFT means nothing.
+        exact: what it answers is full prefill's by design: falling back to a prefill is no news, and KV has no error.
+        in_place: keys are turned to the rows where they stand; False where they are meant to be elsewhere (APE), so
+            that their distance from full prefill's says nothing.
     """
 
     name: str
@@ -171,3 +174,5 @@ class System:
     run: Callable[[Blender, Case], Outcome]
     prepare: Callable[[Blender, Case], None] = _nothing
     timed: bool = True
+    exact: bool = False
+    in_place: bool = True

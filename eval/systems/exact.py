@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from blend import Blender, Fusion, Prompt
@@ -14,7 +15,11 @@ __all__ = ["full", "full_prefill", "prefix", "prefix_warm"]
 
 def full(ratio: float) -> System:
     """Full prefill, the truth."""
-    return System("full", "full prefill", "1", lambda blender, case: Fused(full_prefill(blender, case.prompt)))
+
+    def run(blender: Blender, case: Case) -> Fused:
+        return Fused(full_prefill(blender, case.prompt))
+
+    return System("full", "full prefill", "1", run, exact=True)
 
 
 def full_prefill(blender: Blender, prompt: Prompt) -> Fusion:
@@ -27,17 +32,17 @@ def full_prefill(blender: Blender, prompt: Prompt) -> Fusion:
 
 
 def prefix(ratio: float) -> System:
-    """Plain prefix caching, cold: the longest prefix of any prompt that this system has run before, exact.
+    """Plain prefix caching, cold: the system part is known, and passages in this order are not. Exact.
 
-    It keeps a prefix cache of its own. In the Blender's, the fusing systems would find the whole prompt that this one
-    has just computed.
+    It keeps a prefix cache of its own, and learns nothing from what it runs: in the Blender's, the fusing systems would
+    find the whole prompt, and figures would depend on what was run before.
     """
     known = RadixPrefixCache()
 
-    def run(blender: Blender, case: Case) -> Fused:
-        return Fused(prefill(replace(blender.setup, prefix=known), case.prompt, "prefix caching"))
+    def prepare(blender: Blender, case: Case) -> None:
+        _learn(blender, known, case.prompt.system)
 
-    return System("prefix", "prefix cache", "1", run)
+    return System("prefix", "prefix cache", "1", _behind(known), prepare, exact=True)
 
 
 def prefix_warm(ratio: float) -> System:
@@ -45,11 +50,29 @@ def prefix_warm(ratio: float) -> System:
     known = RadixPrefixCache()
 
     def prepare(blender: Blender, case: Case) -> None:
-        context = Prompt(case.prompt.system, case.prompt.chunks, case.prompt.question[:1])
-        prefill(replace(blender.setup, prefix=known), context, "prefix caching")
+        rows = len(case.prompt) - len(case.prompt.question)
+        _learn(blender, known, case.prompt.ids[:rows], case.truth)
 
+    return System("prefix-warm", "prefix cache, warm", "1", _behind(known), prepare, exact=True)
+
+
+def _learn(blender: Blender, known: RadixPrefixCache, ids: tuple[int, ...], truth: Fusion | None = None) -> None:
+    """Leaves the KV of ``ids`` and nothing else in a prefix cache: of one pass, whatever was asked before.
+
+    Args:
+        truth: a full prefill that begins with ``ids``; it has their KV already.
+    """
+    known.evict(known.stats().nbytes)
+    setup = replace(blender.setup, prefix=known)
+    if truth is not None:
+        setup.remember(ids, tuple((keys[:, : len(ids)], values[:, : len(ids)]) for keys, values in truth.layers))
+    elif ids:
+        prefill(setup, Prompt((), (), ids), "prefix caching")
+
+
+def _behind(known: RadixPrefixCache) -> Callable[[Blender, Case], Fused]:
     def run(blender: Blender, case: Case) -> Fused:
         setup = replace(blender.setup, prefix=known)
         return Fused(prefill(setup, case.prompt, "prefix caching", remember=False))
 
-    return System("prefix-warm", "prefix cache, warm", "1", run, prepare)
+    return run

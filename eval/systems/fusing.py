@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blend import Blender, FirstK, FullReuse, KVDeviation, QueryAttention, Random, Selector
+from blend import Blender, Corrector, FirstK, FullReuse, KVDeviation, QueryAttention, Random, Selector
 from eval.systems.base import Case, Fused, System
 
 __all__ = ["cacheblend", "epic", "epic16", "fused", "prophetkv", "random", "reuse"]
 
 
-def fused(name: str, title: str, setting: str, make: Callable[[Blender, Case], Selector] | Selector) -> System:
+def fused(
+    name: str,
+    title: str,
+    setting: str,
+    make: Callable[[Blender, Case], Selector] | Selector,
+    corrector: Corrector | None = None,
+) -> System:
     """Fused chunk KV, repaired where the selector says.
 
     Args:
         make: the selector, or what makes it from the case: it may look at the model and, for oracles, at the truth.
+        corrector: what is done to the reused rows that the selector leaves.
     """
 
     def run(blender: Blender, case: Case) -> Fused:
         selector = make if isinstance(make, Selector) else make(blender, case)
-        return Fused(blender.fuse(case.prompt, selector=selector))
+        return Fused(blender.fuse(case.prompt, selector=selector, corrector=corrector))
 
     return System(name, title, setting, run)
 

@@ -15,7 +15,7 @@ TASK = Task(
     title="HotpotQA",
     system="Answer the question from the passages below. It takes two of them. Answer in a few words.",
     ask="Question: {question}",
-    tokens=16,
+    tokens=24,
     metrics=("f1", "em", "rouge_l", "held"),
 )
 

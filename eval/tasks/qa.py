@@ -11,6 +11,6 @@ TASK = Task(
     title="Question answering",
     system="Answer the question from the passages below. Answer in a few words.",
     ask="Question: {question}",
-    tokens=16,
+    tokens=24,
     metrics=("f1", "em", "rouge_l", "held"),
 )

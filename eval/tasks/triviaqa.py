@@ -17,7 +17,7 @@ TASK = Task(
     title="TriviaQA",
     system="Answer the question from the passages below. Answer in a few words.",
     ask="Question: {question}",
-    tokens=16,
+    tokens=24,
     metrics=("f1", "em", "rouge_l", "held"),
 )
 
