@@ -7,24 +7,23 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from threading import Event
 from typing import Any
 
 import torch
 
 from blend.admission import accept, admit, default_selector, one_of
+from blend.answering import Answering
 from blend.check import quick_check
 from blend.chunk import Chunk
 from blend.correctors import Corrector
 from blend.errors import PromptError, UnsupportedRotation
 from blend.fuse import fuse, prefill
-from blend.fusion import Answer, Fusion
-from blend.hf.generate import generate, stream
+from blend.fusion import Fusion
 from blend.hf.load import load
 from blend.hf.view import ModelView
-from blend.library import Encoded, Library
+from blend.library import Encoded
 from blend.loading import Loading
 from blend.prefix import PrefixCache, RadixPrefixCache
 from blend.progress import track
@@ -37,7 +36,7 @@ from blend.text import DEFAULT_SYSTEM, PromptText, tokenizer_digest
 __all__ = ["Blender", "Encoded"]
 
 
-class Blender(Library):
+class Blender(Answering):
     """A model that reuses the KV of passages wherever they stand in a prompt.
 
     ::
@@ -226,13 +225,6 @@ class Blender(Library):
         except UnsupportedRotation as error:
             return prefill(self.setup, prompt, str(error), self._decode)
 
-    def _fused(
-        self, prompt: Prompt | Fusion, selector: Selector | None, corrector: Corrector | None, past: Fusion | None
-    ) -> Fusion:
-        if isinstance(prompt, Fusion):
-            return prompt
-        return self.fuse(prompt, selector=selector, corrector=corrector, past=past)
-
     def prefill(self, prompt: Prompt, *, remember: bool = True) -> Fusion:
         """The plain path: exact, with the longest known prefix reused, and kept for later prompts.
 
@@ -242,67 +234,6 @@ class Blender(Library):
         admit(self.view, self.tokenizer, prompt)
         with self.setup.afterwards.request():
             return prefill(self.setup, prompt, "asked for", self._decode, remember)
-
-    def generate(
-        self,
-        prompt: Prompt | Fusion,
-        *,
-        selector: Selector | None = None,
-        corrector: Corrector | None = None,
-        past: Fusion | None = None,
-        stop: Event | None = None,
-        **options: Any,
-    ) -> Answer:
-        """Fuses and answers.
-
-        Args:
-            prompt: a prompt, or a fusion made before.
-            stop: ends the answer with the token under way, once another thread sets it.
-            options: keyword arguments of ``model.generate``.
-        """
-        with self.setup.afterwards.request():
-            fusion = self._fused(prompt, selector, corrector, past)
-            output = generate(self.view, self.tokenizer, fusion.prompt.ids, fusion.layers, options, stop)
-        sequences = getattr(output, "sequences", output)
-        new = sequences[:, len(fusion.prompt) :]
-        texts = tuple(self.tokenizer.batch_decode(new, skip_special_tokens=True)) if self.tokenizer else ()
-        return Answer(texts[0].strip() if texts else "", texts, tuple(new[0].tolist()), fusion, output)
-
-    def stream(
-        self,
-        prompt: Prompt | Fusion,
-        *,
-        selector: Selector | None = None,
-        corrector: Corrector | None = None,
-        past: Fusion | None = None,
-        stop: Event | None = None,
-        **options: Any,
-    ) -> Iterator[str]:
-        """Fuses and yields the answer piece by piece; leaving the loop, or setting ``stop``, ends the generation.
-
-        Raises:
-            PromptError: the Blender has no tokenizer.
-        """
-        self._text()
-        fusion = self._fused(prompt, selector, corrector, past)
-        return self._stream(fusion, options, stop)
-
-    def _stream(self, fusion: Fusion, options: dict[str, Any], stop: Event | None) -> Iterator[str]:
-        with self.setup.afterwards.request():
-            yield from stream(self.view, self.tokenizer, fusion.prompt.ids, fusion.layers, options, stop)
-
-    def follow_up(self, answer: Answer, question: str, **options: Any) -> Answer:
-        """Another turn on the same fused context, whose KV is taken over as it is.
-
-        Args:
-            answer: the turn before.
-            question: what to ask now.
-            options: keyword arguments of :meth:`generate`.
-        """
-        ids = self._text().turn(answer.ids, question)
-        before = answer.fusion.prompt
-        longer = Prompt(before.system, before.chunks, (*before.question, *ids))
-        return self.generate(longer, past=answer.fusion, **options)
 
     # --- life -------------------------------------------------------------------------------------
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from blend import ForeignKV, Fusion, PromptError, QueryAttention
 from blend.admission import accept
+from blend.hf.attention import Observer
 from blend.hf.fusion_cache import FusionCache
 
-__all__ = ["Deviation", "covered", "kv_deviation", "picked_rows", "question_attention", "reused_rows"]
+__all__ = ["Deviation", "covered", "kv_deviation", "picked_rows", "question_attention", "reused_rows", "watch_question"]
 
 
 class Deviation(NamedTuple):
@@ -71,20 +72,32 @@ def question_attention(fusion: Fusion) -> Tensor:
     Raises:
         UnsupportedModel: the model's attention cannot be watched, or its Blender is closed.
     """
-    view, prompt = fusion.view, fusion.prompt
-    view.require_ready()
-    accept(view, QueryAttention())
-    rows_Q = torch.arange(len(prompt) - len(prompt.question), len(prompt), device=view.device)
     seen: dict[int, Tensor] = {}
 
     def observe(layer: int, weights: Tensor) -> None:
         seen[layer] = weights.mean(dim=(0, 1, 2)).cpu()
 
+    watch_question(fusion, observe)
+    return torch.stack([seen[layer] for layer in sorted(seen)])
+
+
+def watch_question(fusion: Fusion, observe: Observer) -> None:
+    """Runs the question again over a finished fusion's KV, and shows ``observe`` the attention of each layer.
+
+    Args:
+        observe: called with the decoder layer and its softmax weights, ``[1, heads, Q, T]``.
+
+    Raises:
+        UnsupportedModel: the model's attention cannot be watched, or its Blender is closed.
+    """
+    view, prompt = fusion.view, fusion.prompt
+    view.require_ready()
+    accept(view, QueryAttention())
+    rows_Q = torch.arange(len(prompt) - len(prompt.question), len(prompt), device=view.device)
     # A copy: the pass writes the question's K/V, and a fusion is not to be written to.
     cache = FusionCache([(keys[None].clone(), values[None].clone()) for keys, values in fusion.layers], len(prompt))
     ids_1T = torch.tensor([prompt.ids], device=view.device)
     view.run(ids_1T, view.narrow_pass(cache, rows_S=rows_Q, observer=observe, only_last=False))
-    return torch.stack([seen[layer] for layer in sorted(seen)])
 
 
 def picked_rows(fusion: Fusion) -> Tensor:

@@ -157,7 +157,7 @@ def test_full_reuses_nothing_and_builds_no_mask(blender):
 
 
 def test_prefixes_know_what_they_were_prepared_with_and_nobody_else_does(blender):
-    case = Case(prompt := tiny_prompt())
+    case = Case(prompt := tiny_prompt(system=40))  # long enough to be worth knowing
     full, cold, warm, reuse = make_systems(["full", "prefix", "prefix-warm", "reuse"], 0.0)
     for system in (cold, warm):
         assert system.run(blender, case).fusion.report.prefix_rows == 0

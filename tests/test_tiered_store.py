@@ -27,7 +27,7 @@ LONG = settings(max_examples=15, stateful_step_count=40, deadline=None)
 
 
 class Gate(MemoryStore):
-    """A store whose puts wait for a gate, and that can be told to raise."""
+    """A store whose puts wait for a gate, and that can be told to raise, or to say no."""
 
     def __init__(self, limit=1 << 30):
         super().__init__(limit)
@@ -35,12 +35,13 @@ class Gate(MemoryStore):
         self.open.set()
         self.waiting = threading.Event()
         self.error = None
+        self.deaf = False
 
     def put(self, kv):
         self.waiting.set()
         assert self.open.wait(60)
         self._fail()
-        return super().put(kv)
+        return not self.deaf and super().put(kv)
 
     def get_many(self, keys, *, layerwise=False):
         self._fail()
@@ -48,7 +49,7 @@ class Gate(MemoryStore):
 
     def delete(self, key):
         self._fail()
-        return super().delete(key)
+        return not self.deaf and super().delete(key)
 
     def keys(self):
         self._fail()
@@ -188,6 +189,42 @@ def test_what_every_tier_refuses_is_refused():
     assert store.stats.refused == 1
 
 
+@pytest.mark.parametrize("write", ["back", "through"])
+def test_a_tier_that_refuses_an_entry_drops_the_older_one(write):
+    small, large = MemoryStore(SIZE), MemoryStore()
+    store = TieredStore([MemoryStore(8 * SIZE), small, large], write=write)
+    store.put(tiny_kv("a"))
+    store.flush()
+    assert "a" in small
+    big = tiny_kv("a", seed=1, rows=6)
+    assert store.put(big)
+    store.flush()
+    store.tiers[0].delete("a")
+    assert same_kv(store.get("a"), big), "the older one, out of the tier that the new one is too large for"
+
+
+def test_pinned_entries_leave_no_room_and_the_older_one_is_dropped():
+    small, large = MemoryStore(2 * SIZE), MemoryStore()
+    store = TieredStore([NoPins(8 * SIZE), small, large])
+    store.put_many([tiny_kv("a"), tiny_kv("b")])
+    store.flush()
+    assert store.pin("b")
+    store.put(big := tiny_kv("a", seed=1, rows=6))
+    store.flush()
+    store.tiers[0].delete("a")
+    assert same_kv(store.get("a"), big)
+
+
+def test_a_promotion_that_is_refused_leaves_nothing_older():
+    small, large = MemoryStore(SIZE), MemoryStore()
+    store = TieredStore([MemoryStore(8 * SIZE), small, large])
+    large.put(big := tiny_kv("a", rows=6))
+    assert same_kv(store.get("a"), big)
+    store.flush()
+    assert "a" not in small
+    assert "a" in store.tiers[0]
+
+
 @pytest.mark.parametrize("position", ["in the queue", "being written"])
 def test_deleted_on_its_way_down(gate, position):
     gate.open.clear()
@@ -298,6 +335,37 @@ def test_layers_come_one_by_one_and_then_the_entry_is_promoted():
     assert same_kv(lazy, tiny_kv("a"))
 
 
+def test_an_entry_replaced_under_a_reader_does_not_wait_for_the_tiers_between(gate):
+    """What waits for the writer is taken for the newest there is."""
+    below = MemoryStore()
+    below.put(tiny_kv("a", seed=1))
+    store = TieredStore([MemoryStore(SIZE), gate, below])
+    (lazy,) = store.get_many(["a"], layerwise=True)
+    store.put(tiny_kv("a", seed=2))
+    store.flush()
+    gate.open.clear()
+    store.put(tiny_kv("b"))  # "a" leaves the first tier, and the writer is busy
+    assert same_kv(lazy, tiny_kv("a", seed=1))
+    assert same_kv(store.get("a"), tiny_kv("a", seed=2))
+    gate.open.set()
+
+
+def test_what_is_read_while_it_is_deleted_does_not_come_back():
+    class Between(MemoryStore):
+        def delete(self, key):
+            known = super().delete(key)
+            list(lazy.layers)  # the last layer arrives: the entry would be promoted
+            store.flush()
+            return known
+
+    below = MemoryStore()
+    below.put(tiny_kv("a"))
+    store = TieredStore([MemoryStore(), Between(), below])
+    (lazy,) = store.get_many(["a"], layerwise=True)
+    assert store.delete("a")
+    assert store.get("a") is None
+
+
 @pytest.mark.parametrize("change", ["put", "delete"])
 def test_what_changed_since_it_was_read_is_not_promoted(change):
     below = MemoryStore()
@@ -346,6 +414,33 @@ def test_a_tier_that_raises_is_a_miss_and_counted(gate):
     gate.error = None
     now[0] += 2.0
     assert same_kv(store.get("a"), tiny_kv("a")), "it is asked again"
+
+
+@pytest.mark.parametrize("fails", ["raises", "says no"])
+def test_a_tier_that_missed_an_entry_does_not_give_back_the_older_one(gate, fails):
+    """A tier that was down could not even be told to drop it. Stores on a server say no where others raise."""
+    now = [0.0]
+    store = TieredStore([MemoryStore(), gate], clock=lambda: now[0])
+    store.put_many([tiny_kv("a", seed=1), tiny_kv("b")])
+    store.flush()
+    gate.error = OSError("the disk is gone") if fails == "raises" else None
+    gate.deaf = fails == "says no"
+    store.put(tiny_kv("a", seed=2))
+    store.flush()
+    gate.error, gate.deaf = None, False
+    now[0] += 1.0
+    store.tiers[0].delete("a")
+    assert same_kv(gate.get("a"), tiny_kv("a", seed=1))
+    assert store.get("a") is None
+    assert "a" not in store
+    assert list(store.keys()) == ["b"]
+    assert not store.pin("a")
+    assert not store.delete("a")
+    assert "a" not in gate
+    store.put(tiny_kv("a", seed=3))
+    store.flush()
+    store.tiers[0].delete("a")
+    assert same_kv(store.get("a"), tiny_kv("a", seed=3)), "it has taken a newer one"
 
 
 def test_a_first_tier_that_raises(gate):

@@ -8,6 +8,9 @@
 
 So nothing has to be moved down when a tier makes room: demotion is dropping. An entry is gone once the last tier has
 dropped it, and each tier above it.
+
+No tier gives back what another has a newer entry for: one that does not take an entry drops the older one, and what was
+read before an entry changed, or while it did, is not promoted.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -78,8 +82,10 @@ class TieredStore(Store):
         self._tiers = tuple(_Tier(store, self._own, clock) for store in tiers)
         self._write_back = write == "back"
         self._writer = Writer(queue_bytes)
-        # Counts of changes, by slot of the key: an entry read before a change must not be promoted after it.
+        # By slot of the key. Counts of changes: an entry read before a change must not be promoted after it; and of
+        # changes under way: what is read meanwhile may come from a tier that has not been told yet.
         self._changes = [0] * _SLOTS
+        self._changing = [0] * _SLOTS
         self._lock = threading.Lock()
         self._finish = weakref.finalize(self, self._writer.close)  # at the latest when the interpreter ends
 
@@ -89,7 +95,7 @@ class TieredStore(Store):
         return self.get_many([key])[0]
 
     def get_many(self, keys: Sequence[str], *, layerwise: bool = False) -> list[ChunkKV | None]:
-        since = [self._changes[_slot(key)] for key in keys]
+        since = [self._moment(key) for key in keys]
         found: list[ChunkKV | None] = [None] * len(keys)
         missing = list(range(len(keys)))
         for level in range(len(self._tiers)):
@@ -110,39 +116,32 @@ class TieredStore(Store):
         below = self._tiers[1:]
         own = _own_copy(kv) if below and self._write_back else kv
         read = own.with_layers(codec_by_name(self.codec).round_trip(own.layers))
-        with self._lock:
-            self._changes[_slot(kv.key)] += 1
+        with self._change(kv.key):
             kept = self._tiers[0].put_as(own, read)
-        if kept and below and self._write_back:
-            nbytes = own.nbytes if read.layers is own.layers else 2 * own.nbytes
-            return self._writer.add(Job(read, partial(_put_all, below, own), nbytes), wait=True)
-        if not kept:
-            self._tiers[0].delete(kv.key)  # an older one
-        self._writer.cancel(kv.key)
-        kept = _put_all(below, own, read) or kept
+            if kept and below and self._write_back:
+                nbytes = own.nbytes if read.layers is own.layers else 2 * own.nbytes
+                return self._writer.add(Job(read, partial(_put_all, below, own), nbytes), wait=True)
+            self._writer.cancel(kv.key)
+            kept = _put_all(below, own, read) or kept
         self._own.add(refused=not kept)
         return kept
 
     def delete(self, key: str) -> bool:
-        known = self._writer.cancel(key)
-        known = sum(tier.delete(key) for tier in reversed(self._tiers[1:])) > 0 or known
-        with self._lock:  # the first tier last, so that nothing read below meanwhile is promoted after this
-            self._changes[_slot(key)] += 1
-            return self._tiers[0].delete(key) or known
+        with self._change(key):
+            known = self._writer.cancel(key)
+            return sum(tier.delete(key) for tier in reversed(self._tiers)) > 0 or known
 
     def __contains__(self, key: object) -> bool:
         waiting = isinstance(key, str) and self._writer.get(key) is not None
-        return waiting or any(tier.ask(lambda store: key in store, False) for tier in self._tiers)
+        return waiting or any(tier.holds(key) for tier in self._tiers)
 
     def keys(self) -> Iterator[str]:
-        nothing: list[str] = []
         waiting = self._writer.keys()  # first: what is written meanwhile is seen below
-        below = [key for tier in self._tiers for key in tier.ask(lambda store: list(store.keys()), nothing)]
-        return iter(dict.fromkeys(waiting + below))
+        return iter(dict.fromkeys(waiting + [key for tier in self._tiers for key in tier.listed()]))
 
     def pin(self, key: str) -> bool:
         """Pins the entry in each tier that holds it and can pin; False when none did."""
-        return sum(tier.ask(lambda store: store.pin(key), False) for tier in self._tiers) > 0
+        return sum(tier.pin(key) for tier in self._tiers) > 0
 
     def unpin(self, key: str) -> bool:
         return sum(tier.ask(lambda store: store.unpin(key), False) for tier in self._tiers) > 0
@@ -182,7 +181,7 @@ class TieredStore(Store):
 
     # --- promotion --------------------------------------------------------------------------------
 
-    def _hit(self, kv: ChunkKV, level: int, since: int, layerwise: bool) -> ChunkKV:
+    def _hit(self, kv: ChunkKV, level: int, since: int | None, layerwise: bool) -> ChunkKV:
         if level == 0:
             return kv
         if layerwise:
@@ -190,20 +189,39 @@ class TieredStore(Store):
         self._promote(kv, level, since)
         return kv
 
-    def _promote(self, kv: ChunkKV, level: int, since: int) -> None:
+    def _promote(self, kv: ChunkKV, level: int, since: int | None) -> None:
         """Puts an entry of tier ``level`` into those above: the first at once, others in the background."""
-        slot, between = _slot(kv.key), self._tiers[1:level]
+        slot, between, changes = _slot(kv.key), self._tiers[1:level], self._changes
+
+        def run(kv: ChunkKV) -> None:  # does not hold the store, which its writer would keep alive
+            if changes[slot] == since:
+                _put_all(between, kv, kv)
+
         with self._lock:
-            if self._changes[slot] == since:
-                self._tiers[0].put(kv)
-        if between:
-            changes = self._changes
+            if changes[slot] != since:
+                return  # nor may it wait for the writer: what waits is taken for the newest there is
+            self._tiers[0].put(kv)
+            if between:
+                self._writer.add(Job(kv, run, kv.nbytes), wait=False)
 
-            def run(kv: ChunkKV) -> None:
-                if changes[slot] == since:
-                    _put_all(between, kv, kv)
+    def _moment(self, key: str) -> int | None:
+        """When an entry is read, in changes; None while it changes: then it is not to be promoted."""
+        slot = _slot(key)
+        changes = self._changes[slot]  # read first and written last, so that looking needs no lock
+        return None if self._changing[slot] else changes
 
-            self._writer.add(Job(kv, run, kv.nbytes), wait=False)
+    @contextmanager
+    def _change(self, key: str) -> Iterator[None]:
+        """While the tiers are told, one after another, of a change to an entry."""
+        slot = _slot(key)
+        with self._lock:
+            self._changing[slot] += 1
+            self._changes[slot] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._changing[slot] -= 1
 
 
 class _Tier:
@@ -214,6 +232,8 @@ class _Tier:
         self._stats = stats
         self._loses = not codec_by_name(store.codec).lossless
         self._breaker = Breaker(f"the tier {type(store).__name__}", (Exception,), clock=clock)
+        # Keys of entries that it did not take, and may still have an older one of; until it takes one.
+        self._stale: set[str] = set()
 
     def ask(self, ask: Callable[[Store], T], otherwise: T) -> T:
         """The store's answer, or the other one when it raises, or did so a moment ago."""
@@ -225,10 +245,17 @@ class _Tier:
 
     def get_many(self, keys: Sequence[str], layerwise: bool) -> list[ChunkKV | None]:
         nothing: list[ChunkKV | None] = [None] * len(keys)
-        return self.ask(lambda store: store.get_many(keys, layerwise=layerwise), nothing)
+        found = self.ask(lambda store: store.get_many(keys, layerwise=layerwise), nothing)
+        return [None if key in self._stale else kv for key, kv in zip(keys, found, strict=True)]
 
     def put(self, kv: ChunkKV) -> bool:
-        return self.ask(lambda store: store.put(kv), False)
+        """Puts an entry; where it is not taken, the older one is dropped, now or, if nobody answers, in effect."""
+        kept = self.ask(lambda store: store.put(kv), False)
+        if kept:
+            self._stale.discard(kv.key)
+        elif not self.ask(lambda store: store.delete(kv.key), False):
+            self._stale.add(kv.key)  # there was none, or the store could not be told
+        return kept
 
     def put_as(self, own: ChunkKV, read: ChunkKV) -> bool:
         """Puts an entry, or what other tiers will give back for it where this one loses nothing: an entry must not
@@ -236,7 +263,17 @@ class _Tier:
         return self.put(own if self._loses else read)
 
     def delete(self, key: str) -> bool:
-        return self.ask(lambda store: store.delete(key), False)
+        return self.ask(lambda store: store.delete(key), False) and key not in self._stale
+
+    def pin(self, key: str) -> bool:
+        return key not in self._stale and self.ask(lambda store: store.pin(key), False)
+
+    def holds(self, key: object) -> bool:
+        return key not in self._stale and self.ask(lambda store: key in store, False)
+
+    def listed(self) -> list[str]:
+        nothing: list[str] = []
+        return [key for key in self.ask(lambda store: list(store.keys()), nothing) if key not in self._stale]
 
 
 class _Promoting(LayerSequence):

@@ -26,6 +26,7 @@ def score(value: float) -> str:
 
 
 def percent(value: float) -> str:
+    value = 0.0 if abs(value) < 0.0005 else value  # no -0%
     return f"{value:.0%}" if value == 0 or abs(value) >= 0.01 else f"{value:.1%}"
 
 

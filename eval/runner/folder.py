@@ -120,7 +120,7 @@ def read_scores(folder: Path) -> list[Score]:
 def _score(line: str, file: Path, number: int) -> Score:
     try:
         return Score.from_dict(json.loads(line))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise KVBlendError(f"{file}, line {number} is no score of this version: {error}") from error
 
 

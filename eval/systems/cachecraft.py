@@ -18,11 +18,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from blend import Blender, Chunk, Fusion, QueryAttention
-from blend.admission import accept
-from blend.hf.fusion_cache import FusionCache
+from blend import Blender, Chunk, Fusion
 from blend.selectors import BudgetedSelector, Candidates, top_rows
 from blend.stores import Store
+from eval.inside import watch_question
 from eval.systems.base import Case, System
 from eval.systems.offline import InContext, NotPrepared, fused_in_context
 
@@ -59,19 +58,13 @@ def take_note(fusion: Fusion) -> Note:
     Raises:
         UnsupportedModel: the model's attention cannot be watched.
     """
-    view, prompt = fusion.view, fusion.prompt
-    accept(view, QueryAttention())
-    rows = len(prompt.question)
+    prompt, rows = fusion.prompt, len(fusion.prompt.question)
     seen_tT: list[Tensor] = []
 
     def observe(layer: int, weights_1HtT: Tensor) -> None:
         seen_tT.append(weights_1HtT.mean(dim=(0, 1)).cpu())
 
-    # A copy: the pass writes the chunk's K/V.
-    cache = FusionCache([(keys[None].clone(), values[None].clone()) for keys, values in fusion.layers], len(prompt))
-    own = torch.arange(len(prompt) - rows, len(prompt), device=view.device)
-    ids_1T = torch.tensor([prompt.ids], device=view.device)
-    view.run(ids_1T, view.narrow_pass(cache, rows_S=own, observer=observe, only_last=False))
+    watch_question(fusion, observe)
     mean_tT = torch.stack(seen_tT).mean(0)
     to_chunks = [
         mean_tT[:, start : start + len(chunk)].sum(1) for start, chunk in zip(prompt.starts, prompt.chunks, strict=True)

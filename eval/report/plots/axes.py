@@ -36,7 +36,7 @@ def kl_axis(axes: Axes, values: Iterable[float]) -> None:
 
 
 def plain_log(axes: Axes, which: Literal["x", "y"], low: float, high: float, unit: str = "") -> None:
-    """A logarithmic axis with ticks at 1, 2 and 5 times powers of ten, written in plain numbers."""
+    """A logarithmic axis with ticks in plain numbers: at 1, 2 and 5 times powers of ten where the range has some."""
     ticks = _ticks(low, high)
     names = [f"{tick:,.10g}{unit}" for tick in ticks]
     if which == "x":
@@ -54,5 +54,9 @@ def plain_log(axes: Axes, which: Literal["x", "y"], low: float, high: float, uni
 def _ticks(low: float, high: float) -> list[float]:
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     all_of_them = [step * 10.0**power for power in powers for step in _STEPS if low <= step * 10.0**power <= high]
+    if len(all_of_them) < 2:  # a narrow range has none of these: plain steps
+        from matplotlib.ticker import MaxNLocator
+
+        return [float(tick) for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high]
     tens = [tick for tick in all_of_them if np.isclose(np.log10(tick), round(np.log10(tick)))]
     return tens if len(all_of_them) > 9 and len(tens) > 2 else all_of_them

@@ -33,7 +33,8 @@ def draw(run: Run) -> Figure:
     figure, (axes,) = new_figure(8, max(4.6, 0.9 + 0.19 * len(rows)), right=column_inches(row.title for row in rows))
     layers = max(len(row.entry["kv_error"]) for row in rows)
     axes.set_xlim(-0.5, layers - 1 + 0.02 * layers)
-    axes.set_ylim(0, 1.05 * max(max(row.entry["kv_error"]) for row in rows) or 1.0)
+    top = 1.05 * max(max(row.entry["kv_error"]) for row in rows) or 1.0
+    axes.set_ylim(-0.02 * top, top)
     ends = []
     for place, row in enumerate(rows):
         errors = np.array(row.entry["kv_error"], dtype=float)

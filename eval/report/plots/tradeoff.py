@@ -51,7 +51,8 @@ def draw(run: Run) -> Figure:
             kl_axis(panel, [edge for row in points[key] for edge in _bar(row, key)])
         panel.set_title(f"{label} ({'lower' if low else 'higher'} is better)")
         _systems(panel, points[key], key)
-        panel.autoscale_view(scalex=False, scaley=not low)
+        if not low:
+            _headline_limits(panel)
         _front(panel, points[key], key, low)
         curves = {name: _line(rows, key) for name, rows in _by_name(points[key]).items()}
         label_points(panel, {row.name: row.title for row in points[key]}, curves)
@@ -84,6 +85,13 @@ def _systems(axes: Axes, rows: Sequence[Row], key: str) -> None:
             axes.plot([x, x], [low, high], color=look["color"], linewidth=1, alpha=0.4, zorder=2)
             size = 6.5 if row.ratio is None else 4.5 + 5 * row.ratio**0.5
             axes.plot([x], [y], **{**marks(name, size), "linestyle": "none"}, zorder=3)
+
+
+def _headline_limits(axes: Axes) -> None:
+    """A metric is never below 0; where every answer is wrong, the axis is that of a metric all the same."""
+    axes.autoscale_view(scalex=False)
+    top = axes.get_ylim()[1] if axes.dataLim.y1 > 0 else 1.0
+    axes.set_ylim(max(axes.get_ylim()[0], -0.03 * top), top)
 
 
 def _front(axes: Axes, rows: Sequence[Row], key: str, low: bool) -> None:
