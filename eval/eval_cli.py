@@ -84,14 +84,22 @@ def evaluate(
         raise typer.Exit(130)
 
 
-def report(run: Annotated[Path, typer.Argument(help="A run's folder.")], json_file: JsonOption = None) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    short: Annotated[bool, typer.Option("--short", help="Print a Markdown table too, as in README.")] = False,
+    json_file: JsonOption = None,
+) -> None:
     """Sum up the scores in a folder and write the report again, after shards were put together."""
+    from eval.report import readme_table
     from eval.runner import RunFolder
     from eval.runner.folder import read_scores
     from eval.runner.run import finish
 
     read_scores(run)  # raises where there is no run, before a folder is made
-    write(json_file, finish(RunFolder(run), Console()))
+    summary = finish(RunFolder(run), Console())
+    if short:
+        typer.echo(readme_table(summary))
+    write(json_file, summary)
 
 
 def compare(
