@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from eval.bench_cli import bench
+from eval.bench.cli import bench
 from eval.cli_options import (
     DtypeOption,
     JsonOption,
@@ -28,7 +28,7 @@ from eval.cli_options import (
     write,
 )
 from eval.eval_cli import compare, evaluate, report
-from eval.rag_cli import ask, chat, index
+from eval.rag.cli import ask, chat, index
 from eval.store_cli import app as store_app
 
 __all__ = ["app", "main"]
@@ -120,7 +120,7 @@ def plan(
     json_file: JsonOption = None,
 ) -> None:
     """Bytes, memory, expected gain and break-even of a model on so many documents, from its config alone."""
-    from eval.plan import PlanOptions, run_plan
+    from eval.planning.plan import PlanOptions, run_plan
 
     set_threads(threads)
     work = (documents, tokens, k, ratio, size, overlap, system, question)

@@ -110,7 +110,7 @@ def compare(
 ) -> None:
     """What changed between two runs, or between two systems, with the paired test."""
     from blend.errors import BudgetError
-    from eval.compare import run_compare
+    from eval.comparing.compare import run_compare
 
     pair = names_of(systems) or (None, None)
     if len(pair) != 2:

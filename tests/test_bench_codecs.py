@@ -9,13 +9,13 @@ import pytest
 import torch
 from rich.console import Console
 
-import eval.bench_codecs as bench
+import eval.bench.codecs as bench
 from blend import Blender, BudgetError
 from blend.errors import StoreError
 from blend.stores.codecs import codec_by_name
 from blend.stores.entry import pack
 from blend.testing.stores import same_kv, tiny_kv
-from eval.bench_codecs import ALL, CodecOptions, PackedStore, run_codec_bench
+from eval.bench.codecs import ALL, CodecOptions, PackedStore, run_codec_bench
 from eval.demo import load_passages, load_questions
 from eval.demo.cases import make_cases
 

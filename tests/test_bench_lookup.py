@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from blend.errors import BudgetError
-from eval import bench_lookup
-from eval.bench_lookup import SUBJECTS, TARGETS_US, BenchFailed, LookupOptions, run_lookup_bench
+from eval.bench import lookup as bench_lookup
+from eval.bench.lookup import SUBJECTS, TARGETS_US, BenchFailed, LookupOptions, run_lookup_bench
 
 SMALL = {"entries": 200, "lookups": 50, "block": 2, "path": 8}
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from blend import BudgetError, KVBlendError
 from blend.testing.tiny import tiny_model
 from blend.testing.tokenizers import CHATML, tiny_tokenizer
-from eval.bench_rag import RagOptions, run_rag_bench
-from eval.rag_set import read_set, write_files
+from eval.bench.rag import RagOptions, run_rag_bench
+from eval.rag.sets import read_set, write_files
 from retrieval.loaders import load_folder
 
 WORDS = ["pier", "gull", "bread", "lamp", "book", "tide", "harbour", "storm"]

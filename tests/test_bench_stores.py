@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from blend import Blender, BudgetError
 from blend.testing.tiny import tiny_model
-from eval.bench_isolation import IsolationOptions, auc, run_isolation_bench
-from eval.bench_stores import StoresOptions, run_stores_bench
-from eval.bench_ttft import BenchOptions
+from eval.bench.isolation import IsolationOptions, auc, run_isolation_bench
+from eval.bench.stores import StoresOptions, run_stores_bench
+from eval.bench.ttft import BenchOptions
 from eval.cli import app
 
 

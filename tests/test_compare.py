@@ -14,7 +14,7 @@ from blend import Blender, FirstK, FullRecompute, FullReuse
 from blend.errors import KVBlendError
 from blend.testing.prompts import tiny_prompt
 from blend.testing.tiny import tiny_model
-from eval.compare import MEASURES, CompareError, run_compare
+from eval.comparing.compare import MEASURES, CompareError, run_compare
 from eval.inside import kv_deviation
 from eval.kv_error import kv_error
 from eval.stats import paired

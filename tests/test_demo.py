@@ -14,7 +14,7 @@ import eval.demo.run as demo_run
 from blend import Blender, BudgetError, FullReuse
 from blend.testing.prompts import tiny_prompt
 from blend.testing.tiny import tiny_model
-from eval.bench_ratio import RatioOptions, run_ratio_bench
+from eval.bench.ratio import RatioOptions, run_ratio_bench
 from eval.demo import load_passages, load_questions
 from eval.demo.cases import DemoCase, make_cases
 from eval.demo.result import DemoOptions

@@ -10,7 +10,7 @@ import torch
 from blend import Blender, BudgetError, FullRecompute, FullReuse, Random
 from blend.testing.prompts import tiny_prompt
 from blend.testing.tiny import tiny_model
-from eval.bench_ratio import RatioOptions, rises
+from eval.bench.ratio import RatioOptions, rises
 from eval.fidelity import compare, kl_divergence, make_reference
 from eval.machine import machine_record
 from eval.systems import SYSTEMS, Case, UnknownSystem, make_systems

@@ -17,9 +17,9 @@ from blend import Blender, BudgetError, Chunk, FirstK, KVDeviation, Prompt, Quer
 from blend.hf.shape import model_shape
 from blend.testing.prompts import tiny_ids
 from blend.testing.tiny import tiny_config, tiny_model
-from eval.ask_flops import Ask, fused_flops
 from eval.cli import app
-from eval.plan import PlanOptions, Rate, make_plan, matmul_rate, run_plan
+from eval.planning.plan import PlanOptions, Rate, make_plan, matmul_rate, run_plan
+from eval.rag.flops import Ask, fused_flops
 
 SELECTORS = {"epic": FirstK, "cacheblend": KVDeviation, "prophetkv": QueryAttention}
 RATE = Rate(1e12, "as given")

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from blend.hf.shape import ModelShape
-from eval.ask_flops import METHODS
-from eval.plan import Plan
+from eval.planning.plan import Plan
+from eval.rag.flops import METHODS
 
 __all__ = ["formulas", "notes", "tables"]
 

@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from blend.errors import KVBlendError
-from eval.compare_show import show_comparison
+from eval.comparing.show import show_comparison
 from eval.runner.folder import read_scores
 from eval.stats import is_small, paired
 from eval.vocabulary import Score

@@ -23,10 +23,10 @@ from rich.table import Table
 from blend import Blender, BudgetError, Prompt
 from blend.hf.progress import library_bars
 from blend.progress import track
-from eval.bench_ttft import full_prefill
+from eval.bench.ttft import full_prefill
 from eval.machine import machine_record
 from eval.metrics import METRICS
-from eval.rag_set import RagQuestion, RagSet, read_set, write_files
+from eval.rag.sets import RagQuestion, RagSet, read_set, write_files
 from retrieval import Document, Embedder, RagPipeline, RagSettings
 from retrieval.loaders import load_folder
 

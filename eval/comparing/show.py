@@ -17,7 +17,7 @@ _FEW = 3
 
 
 def show_comparison(figures: Mapping[str, Any], titles: Mapping[str, str], console: Console) -> None:
-    """Prints the figures of :func:`eval.compare.run_compare`.
+    """Prints the figures of :func:`eval.comparing.compare.run_compare`.
 
     Args:
         figures: as it returns them.

@@ -1,6 +1,6 @@
 """``kvblend plan``: what a model would take and gain on so many documents, by arithmetic on its config alone.
 
-Every number is a formula of :class:`blend.hf.shape.ModelShape`, and :mod:`eval.plan_show` prints them with their
+Every number is a formula of :class:`blend.hf.shape.ModelShape`, and :mod:`eval.planning.show` prints them with their
 numbers put in. Nothing is measured but, if no rate is given, one matrix product of this machine.
 """
 
@@ -16,7 +16,7 @@ from rich.console import Console
 
 from blend.errors import BudgetError
 from blend.hf.shape import ModelShape, read_shape
-from eval.ask_flops import METHODS, Ask, alike, fused_flops
+from eval.rag.flops import METHODS, Ask, alike, fused_flops
 
 __all__ = ["Gain", "Plan", "PlanOptions", "Rate", "make_plan", "matmul_rate", "run_plan"]
 
@@ -201,7 +201,7 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     Raises:
         ModelNotFound, UnsupportedModel, UnsupportedRotation: as :func:`blend.hf.shape.read_shape`.
     """
-    from eval.plan_show import formulas, notes, tables
+    from eval.planning.show import formulas, notes, tables
 
     shape = read_shape(options.model, options.dtype)
     given = options.tflops

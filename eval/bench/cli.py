@@ -45,7 +45,7 @@ def bench_ratio(
     json_file: JsonOption = None,
 ) -> None:
     """Error against full prefill as the recompute ratio grows, per selector, on the demo's questions."""
-    from eval.bench_ratio import RatioOptions, run_ratio_bench
+    from eval.bench.ratio import RatioOptions, run_ratio_bench
 
     set_threads(threads)
     options = RatioOptions(model, ratios_of(ratios), limit, k, seed, dtype=dtype_of(dtype))
@@ -66,7 +66,7 @@ def bench_ttft(
     json_file: JsonOption = None,
 ) -> None:
     """Time to first token of each method against full prefill, in alternating pairs."""
-    from eval.bench_ttft import BenchOptions, run_ttft_bench
+    from eval.bench.ttft import BenchOptions, run_ttft_bench
 
     set_threads(threads)
     names = names_of(systems)
@@ -91,8 +91,8 @@ def bench_stores(
     json_file: JsonOption = None,
 ) -> None:
     """Time to first token with the chunks in memory, on disk and in Redis, read before computing or beside it."""
-    from eval.bench_stores import StoresOptions, run_stores_bench
-    from eval.bench_ttft import BenchOptions
+    from eval.bench.stores import StoresOptions, run_stores_bench
+    from eval.bench.ttft import BenchOptions
 
     set_threads(threads)
     options = BenchOptions(model, rows, ratio, chunk_rows, pairs, seed, dtype_of(dtype), (system,))
@@ -113,7 +113,7 @@ def bench_codecs(
     json_file: JsonOption = None,
 ) -> None:
     """Bytes, speed and divergence from full prefill of each way to write chunk KV, on the demo's questions."""
-    from eval.bench_codecs import CodecOptions, run_codec_bench
+    from eval.bench.codecs import CodecOptions, run_codec_bench
 
     set_threads(threads)
     options = CodecOptions(model, names_of(codecs), limit, k, ratio, seed, dtype=dtype_of(dtype))
@@ -129,7 +129,7 @@ def bench_lookup(
     json_file: JsonOption = None,
 ) -> None:
     """Microseconds to find, add and drop a chunk or a block among a million others."""
-    from eval.bench_lookup import LookupOptions, run_lookup_bench
+    from eval.bench.lookup import LookupOptions, run_lookup_bench
 
     set_threads(1)
     options = LookupOptions(entries, lookups, seed=seed, subjects=names_of(subjects) or ())
@@ -147,7 +147,7 @@ def bench_isolation(
     json_file: JsonOption = None,
 ) -> None:
     """Whether a tenant can tell by the clock what another tenant has asked about."""
-    from eval.bench_isolation import IsolationOptions, run_isolation_bench
+    from eval.bench.isolation import IsolationOptions, run_isolation_bench
 
     set_threads(threads)
     options = IsolationOptions(model, rows, samples, seed, dtype_of(dtype))
@@ -170,7 +170,7 @@ def bench_rag(
     json_file: JsonOption = None,
 ) -> None:
     """The pipeline over a folder of real passages: recall, TTFT against full prefill, and what a second start costs."""
-    from eval.bench_rag import RagOptions, run_rag_bench
+    from eval.bench.rag import RagOptions, run_rag_bench
 
     set_threads(threads)
     options = RagOptions(data, passages, questions, k, order=order, model=model, seed=seed, dtype=dtype_of(dtype))

@@ -33,7 +33,7 @@ from blend.prefix import RadixPrefixCache
 from blend.progress import track
 from blend.setup import Setup
 from blend.stores import DiskStore, Store, open_store
-from eval.bench_ttft import BenchOptions, bench_prompt, full_prefill, methods
+from eval.bench.ttft import BenchOptions, bench_prompt, full_prefill, methods
 from eval.machine import machine_record
 
 __all__ = ["Case", "StoresOptions", "run_stores_bench"]

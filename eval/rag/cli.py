@@ -34,7 +34,7 @@ def index(
     json_file: JsonOption = None,
 ) -> None:
     """Split, embed and encode a folder of documents; run again, it does what is new, changed or was left."""
-    from eval.rag_index import IndexOptions, run_index
+    from eval.rag.index import IndexOptions, run_index
 
     set_threads(threads)
     given = {"size": size, "overlap": overlap, "retriever": retriever, "dense": dense}
@@ -58,7 +58,7 @@ def ask(
     json_file: JsonOption = None,
 ) -> None:
     """Answer a question from indexed documents, and say where the answer comes from."""
-    from eval.rag_ask import AskOptions, run_ask
+    from eval.rag.ask import AskOptions, run_ask
 
     set_threads(threads)
     figures = run_ask(AskOptions(rag, model, k, max_new_tokens, explain, compare), question, Console())
@@ -75,7 +75,7 @@ def chat(
     threads: ThreadsOption = None,
 ) -> None:
     """Talk about indexed documents; each turn goes on from what earlier ones have fused."""
-    from eval.rag_ask import AskOptions, run_chat
+    from eval.rag.ask import AskOptions, run_chat
 
     set_threads(threads)
     run_chat(AskOptions(rag, model, k, max_new_tokens), Console())

@@ -1,0 +1,1 @@
+"""What single parts cost, measured: one file per bench, each the work behind a ``kvblend bench`` command."""

@@ -1,0 +1,1 @@
+"""``kvblend compare``: what changed between two runs, or between two systems."""

@@ -1,0 +1,1 @@
+"""``kvblend plan``: bytes, gain and break-even from a model's config alone."""

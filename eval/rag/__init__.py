@@ -1,0 +1,1 @@
+"""``kvblend index | ask | chat``: the pipeline on the command line."""
