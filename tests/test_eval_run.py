@@ -278,7 +278,7 @@ def test_the_command(jsonl, model, tmp_path):
     assert set(figures["systems"]["epic"]) == {"0.1", "0.3"}
     again = CliRunner().invoke(app, ["report", str(out), "--short"])
     assert again.exit_code == 0, again.output
-    assert "| EPIC (0.1) |" in again.output
+    assert "| EPIC |" in again.output
     compared = CliRunner().invoke(app, ["compare", str(out), str(out), "--systems", "reuse,epic"])
     assert compared.exit_code == 0, compared.output
     refused = CliRunner().invoke(app, ["report", str(tmp_path)])

@@ -53,7 +53,7 @@ _Sets = Sequence[tuple[str, Sequence[Row]]]
 
 
 def _pooled(row: Row, figures: Sequence[Figure], sets: _Sets) -> Iterator[Cell]:
-    yield Cell(_label(row.title, row.setting))
+    yield Cell(_label(row))
     whole = all(_find(row, rows) for _, rows in sets)
     yield from (figure.cell(row) if whole else Cell("–") for figure in figures)
 
@@ -72,5 +72,6 @@ def _rank(row: Row) -> float:
     return math.inf if kl is None else kl
 
 
-def _label(title: str, setting: str) -> str:
-    return title if setting in ("0", "1") else f"{title} ({setting})"
+def _label(row: Row) -> str:
+    """The ratio is the same for all that have one; other settings say something."""
+    return row.title if row.ratio is not None or row.setting in ("0", "1") else f"{row.title}, {row.setting}"

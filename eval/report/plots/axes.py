@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["kl_axis", "plain_log"]
 
 _STEPS = (1, 2, 5)
+_ROUNDING = 1 / 300  # of the largest KL: what is less is drawn with the zeros, or exact systems would take all the room
 
 
 def kl_axis(axes: Axes, values: Iterable[float]) -> None:
-    """The y axis for KL: logarithmic, with a place for 0 below where something is 0."""
+    """The y axis for KL: logarithmic, with a place for 0 below where something is 0, but for rounding."""
     known = np.array([value for value in values if np.isfinite(value)])
-    above = known[known > 0]
+    above = known[known > _ROUNDING * known.max(initial=0.0)]
     if not len(above):
         axes.set_ylim(-0.05, 1)
         return
