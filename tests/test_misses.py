@@ -428,7 +428,7 @@ def test_fusing_that_turned_out_slower_is_bypassed():
     blender.setup.pace.note("full", size, size, 1.0)
     assert blender.fuse(prompt).report.fallback is None, "nothing is known of fusing yet"
     for _ in range(5):
-        blender.setup.pace.note(("fuse", repr(selector)), 1, size, 1.0)
+        blender.setup.pace.note(("fuse", repr((selector, None))), 1, size, 1.0)
     slow = blender.fuse(prompt).report
     assert "fusing takes about" in slow.fallback
     assert "in the store, but not used" in slow.chunks[0].why

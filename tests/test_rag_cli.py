@@ -70,10 +70,19 @@ def refused(*arguments):
     return str(result.exception)
 
 
+# What a shell runs in the background inherits that SIGINT is ignored.
+COMMAND = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from eval.cli import main
+main()
+"""
+
+
 def start(*arguments, stderr=subprocess.PIPE):
     """A command as a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from eval.cli import main; main()", *map(str, arguments)],
+        [sys.executable, "-c", COMMAND, *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
         stdin=subprocess.PIPE,
