@@ -3,7 +3,7 @@
 ``summary.json``, which others read, is::
 
     {"model", "dtype", "machine": {...}, "options": {...}, "complete": bool,
-     "data": [{"name", "task", "n", "rows_mean"}],
+     "data": [{"name", "task", "n", "rows_mean"}], "common": [{"name", "n"}],
      "systems": {NAME: {SETTING: ENTRY}},
      "by_data": {SET: {NAME: {SETTING: ENTRY}}}}
 
@@ -18,11 +18,14 @@ the prefix path, ``"k=16"`` and the like. ENTRY has
 * ``kv_error`` (mean per layer), ``recovery`` (``{"headline", "f1", "kl"}``);
 * ``ci``: ``{figure: [low, high]}``, 95 % bootstrap.
 
-What was not measured is null. Over several sets every example counts the same.
+What was not measured is null. Over several sets every example counts the same. ``systems`` is over the examples that
+all systems have in common (``common``), so that they are judged by the same questions; where there are none, each is
+over its own, as it is in ``by_data``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from statistics import fmean, median
@@ -67,15 +70,24 @@ def summarize(scores: Sequence[Score], record: Mapping[str, Any]) -> dict[str, A
         record: of ``run.json``: model, dtype, machine, options.
     """
     sets = _by(scores, lambda s: s.data)
+    shared = _shared(scores)
     return {
         "model": record.get("model"),
         "dtype": record.get("dtype"),
         "machine": record.get("machine", {}),
         "options": record.get("options", {}),
         "data": [_set(name, some) for name, some in sets.items()],
-        "systems": _systems(scores),
+        "common": [{"name": name, "n": n} for name, n in Counter(data for data, _ in shared).items()],
+        "systems": _systems([s for s in scores if (s.data, s.example) in shared] or scores),
         "by_data": {name: _systems(some) for name, some in sets.items()},
     }
+
+
+def _shared(scores: Sequence[Score]) -> dict[tuple[str, str], None]:
+    """Sets and ids of the examples that every system has at every setting, in order."""
+    runs = _by(scores, lambda s: (s.system, s.setting)).values()
+    ids = [{(score.data, score.example) for score in run} for run in runs]
+    return {(s.data, s.example): None for s in scores if all((s.data, s.example) in one for one in ids)}
 
 
 def _set(name: str, scores: Sequence[Score]) -> dict[str, Any]:

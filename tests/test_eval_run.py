@@ -132,6 +132,21 @@ def test_every_example_counts_the_same_over_sets(options, blender):
     assert set(METRIC_NAMES) <= set(summary["systems"]["reuse"]["0"])
 
 
+def test_systems_are_summed_up_over_what_all_of_them_have(options, blender):
+    run(replace(options, systems=("full", "reuse"), ratios=(0.3,)), blender)
+    scores = read_scores(options.out)
+    gone = scores[0].example
+    some = [s for s in scores if (s.system, s.example) != ("full", gone)]
+    summary = summarize(some, {})
+    kls = [s.kl for s in some if s.system == "reuse" and s.example != gone]
+    assert summary["common"] == [{"name": "bay", "n": 3}]
+    assert summary["systems"]["reuse"]["0"]["kl_mean"] == pytest.approx(sum(kls) / 3)
+    assert summary["by_data"]["bay"]["reuse"]["0"]["n"] == 4
+    apart = summarize([s for s in some if (s.system == "full") != (s.example == gone)], {})
+    assert apart["common"] == []
+    assert [apart["systems"][name][key]["n"] for name, key in (("full", "1"), ("reuse", "0"))] == [3, 1]
+
+
 # --- stopping and going on --------------------------------------------------------------------------
 
 

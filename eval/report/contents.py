@@ -38,7 +38,7 @@ def write_document(run: Run, pictures: Sequence[Picture], left_out: Sequence[tup
         pictures: drawn already.
         left_out: titles of pictures that were not drawn, and why.
     """
-    every = Section("All sets together", (*_lead(run), results_table(run.rows)))
+    every = Section("All sets together", (*_lead(run), *_in_common(run), results_table(run.rows)))
     missing = (Notes(tuple((f"{title} is not drawn", f"{why}.") for title, why in left_out)),) if left_out else ()
     sections = (
         _what_was_run(run),
@@ -53,6 +53,15 @@ def write_document(run: Run, pictures: Sequence[Picture], left_out: Sequence[tup
         Section("What to keep in mind", (Notes(_LIMITS),)),
     )
     return Document(f"Evaluation of {run.summary['model']}", sections)
+
+
+def _in_common(run: Run) -> tuple[Text, ...]:
+    """Which examples the figures of all sets are over, where some systems have not done them all."""
+    common = run.summary.get("common") or []
+    if not common or sum(one["n"] for one in common) == sum(one["n"] for one in run.summary["data"]):
+        return ()
+    sets = ", ".join(f"{one['name']} ({one['n']})" for one in common)
+    return (Text(f"Over the examples that all systems have in common: {sets}."),)
 
 
 def _what_was_run(run: Run) -> Section:

@@ -21,8 +21,7 @@ _KEYS = ("kl_mean", "f1", "held", "charged_share_mean", "speedup_median")
 def readme_table(summary: Mapping[str, Any], ratio: float | None = None) -> str:
     """A Markdown table of all systems at one ratio, nearest to full prefill first; those without KL at the end.
 
-    Behind the figures of all sets together stands the mean KL of each. A system that did not run on every set has no
-    figures of all together: they would be of other questions than its neighbours'.
+    Behind the figures over the examples that all systems have in common stands the mean KL of each set.
 
     Args:
         summary: of ``summary.json``.
@@ -46,16 +45,15 @@ def readme_table(summary: Mapping[str, Any], ratio: float | None = None) -> str:
         *(Column(figure.head) for figure in pooled),
         *(Column(f"KL {name}") for name, _ in sets),
     )
-    return table(Table(columns, tuple((*_pooled(row, pooled, sets), *_by_set(row, alone, sets)) for row in rows)))
+    return table(Table(columns, tuple((*_pooled(row, pooled), *_by_set(row, alone, sets)) for row in rows)))
 
 
 _Sets = Sequence[tuple[str, Sequence[Row]]]
 
 
-def _pooled(row: Row, figures: Sequence[Figure], sets: _Sets) -> Iterator[Cell]:
+def _pooled(row: Row, figures: Sequence[Figure]) -> Iterator[Cell]:
     yield Cell(_label(row))
-    whole = all(_find(row, rows) for _, rows in sets)
-    yield from (figure.cell(row) if whole else Cell("–") for figure in figures)
+    yield from (figure.cell(row) for figure in figures)
 
 
 def _by_set(row: Row, figure: Figure, sets: _Sets) -> Iterator[Cell]:

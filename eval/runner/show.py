@@ -11,7 +11,7 @@ __all__ = ["summary_table"]
 
 def summary_table(summary: dict[str, Any]) -> Table:
     """A line per system and setting, over all sets."""
-    sets = ", ".join(f"{one['name']} ({one['n']})" for one in summary["data"])
+    sets = ", ".join(f"{one['name']} ({one['n']})" for one in summary["common"] or summary["data"])
     title = f"{summary['model']} {summary['dtype']}, {sets}: KL from full prefill in nats per token"
     table = Table("system", "KL", "median", "first", "same", "score", "charged", "speed-up", title=title)
     for by_setting in summary["systems"].values():
