@@ -41,12 +41,17 @@ METRIC_NAMES = ("em", "f1", "rouge_l", "label", "held")
 
 _Get = Callable[[Score], "float | None"]
 
+
+def _metric(name: str) -> _Get:
+    return lambda score: score.metrics.get(name)
+
+
 _MEANS: dict[str, _Get] = {
     "kl_mean": lambda s: s.kl,
     "kl_first_mean": lambda s: s.kl_first,
     "top1": lambda s: s.top1,
     "same_answer": lambda s: s.same_answer,
-    **{name: (lambda s, name=name: s.metrics.get(name)) for name in METRIC_NAMES},  # type: ignore[misc]
+    **{name: _metric(name) for name in METRIC_NAMES},
     "headline": lambda s: next(iter(s.metrics.values()), None),
     "charged_mean": lambda s: s.charged,
     "charged_share_mean": lambda s: None if s.charged is None else s.charged / s.full_charged,
