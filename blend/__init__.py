@@ -1,5 +1,7 @@
 """kvblend: answers from fused chunk KV, wherever the chunks stand in the prompt."""
 
+from blend.background import Background
+from blend.calibration import Calibration
 from blend.chunk import Chunk, ChunkKV, Retention
 from blend.correctors import Corrector, MeanShift
 from blend.engine import Blender, Encoded
@@ -21,7 +23,9 @@ from blend.fusion import Answer, Fusion
 from blend.prompt import Prompt
 from blend.report import ChunkReport, Report
 from blend.selectors import (
+    Adaptive,
     ChunkDeviation,
+    ExpectedError,
     FirstK,
     FullRecompute,
     FullReuse,
@@ -34,9 +38,12 @@ from blend.selectors import (
 from blend.stores import DiskStore, FsspecStore, MemoryStore, RedisStore, Store, TieredStore, open_store
 
 __all__ = [
+    "Adaptive",
     "Answer",
+    "Background",
     "Blender",
     "BudgetError",
+    "Calibration",
     "Chunk",
     "ChunkDeviation",
     "ChunkKV",
@@ -45,6 +52,7 @@ __all__ = [
     "CorruptEntry",
     "DiskStore",
     "Encoded",
+    "ExpectedError",
     "FirstK",
     "ForeignKV",
     "FsspecStore",

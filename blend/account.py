@@ -62,6 +62,7 @@ def fused_report(
         ids=prompt.ids,
         decode=decode,
         corrector=corrector,
+        choice=repaired.why,
     )
 
 
@@ -114,7 +115,11 @@ def _fused_chunk(
         context = any(p.origin == "fused" and p.stop > start for p in layout.pieces)
         why = "kept from the earlier fused context" if context else "inside the longest exact prefix"
         return ChunkReport(name, start, len(chunk), "context" if context else "prefix", why, 0, 0, not context)
-    why = found.why + ("; stands right behind its prelude" if piece.exact else "")
+    why = found.why
+    if found.kv.averaged:
+        why += f"; the mean over {found.kv.averaged} contexts"
+    if piece.exact:
+        why += "; stands right behind its prelude"
     source: ChunkSource = "miss" if found.encoded else "hit"
     return ChunkReport(name, start, len(chunk), source, why, start - found.kv.base, recomputed, piece.exact)
 

@@ -3,21 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+from blend.background import Background
 from blend.chunk import Chunk
-from blend.correctors import Corrector
+from blend.correctors import Corrector, MeanShift
 from blend.errors import BudgetError, PromptError, PromptTooLong, UnsupportedModel
 from blend.hf.view import ModelView
 from blend.prompt import Prompt
-from blend.selectors import FirstK, QueryAttention, Selector
+from blend.selectors import ExpectedError, FirstK, Selector
 
-__all__ = ["accept", "admit", "admit_chunk", "admit_ids", "default_selector", "one_of"]
+__all__ = [
+    "accept",
+    "admit",
+    "admit_chunk",
+    "admit_ids",
+    "default_corrector",
+    "default_selector",
+    "one_of",
+    "targets",
+]
 
 
-def default_selector(view: ModelView) -> Selector:
-    """Question attention where it can be watched, else the chunks' heads."""
-    return QueryAttention() if view.observable else FirstK()
+def default_selector(view: ModelView, ratio: float | None = None) -> Selector:
+    """The rows with the largest expected error where attention can be watched, else the chunks' heads."""
+    kind = ExpectedError if view.observable else FirstK
+    return kind() if ratio is None else kind(ratio)
+
+
+def default_corrector(background: Background) -> Corrector | None:
+    """A quarter of the chunk's mean residual beside averaged KV; none where chunks are encoded alone."""
+    return MeanShift(weight=0.25) if background else None
+
+
+def targets(
+    selector: Selector | None, ratio: float | Literal["auto"] | None, max_kl: float | None, ttft_budget: float | None
+) -> dict[str, float | None] | None:
+    """What an adaptive selector is to be made with; None where none is asked for.
+
+    Raises:
+        BudgetError: options that exclude each other, or a ratio that is none.
+    """
+    asked = {"ratio": ratio, "max_kl": max_kl, "ttft_budget": ttft_budget}
+    given = [name for name, value in asked.items() if value is not None]
+    if selector is not None and given:
+        raise BudgetError(f"a selector and {given[0]} are both given: a selector brings its own, so give one of them")
+    if isinstance(ratio, str) and ratio != "auto":
+        raise BudgetError(f"ratio is {ratio!r}: give a number from 0 to 1, or 'auto'")
+    aimed = given[-1] in ("max_kl", "ttft_budget") if given else False
+    if aimed and ratio not in (None, "auto"):
+        raise BudgetError(
+            f"ratio is {ratio} and {given[-1]} is given too: a target sets the ratio, so give one of them"
+        )
+    return {"max_kl": max_kl, "ttft_budget": ttft_budget} if aimed or ratio == "auto" else None
 
 
 def accept(view: ModelView, selector: Selector, corrector: Corrector | None = None) -> None:

@@ -84,6 +84,10 @@ class ChunkKV:
         length: rows of the pass that cached it (some RoPE types depend on it).
         layers: keys and values per cache layer.
         retention: how much the entry is worth keeping; no part of its identity.
+        averaged: contexts that the KV is the mean over, as it would stand behind the prelude; 0 for KV that was
+            computed right behind the prelude. A mean is exact nowhere.
+        spread: how much each row's KV differs from context to context (:meth:`blend.averaging.Mean.spread`); empty
+            where nobody knows.
     """
 
     key: str
@@ -93,6 +97,8 @@ class ChunkKV:
     length: int
     layers: KVLayers
     retention: Retention = DEFAULT_RETENTION
+    averaged: int = 0
+    spread: tuple[float, ...] = ()
 
     @property
     def base(self) -> int:

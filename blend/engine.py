@@ -9,12 +9,14 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from blend.admission import accept, admit, default_selector, one_of
+from blend.admission import accept, admit, admit_ids, default_corrector, default_selector, one_of, targets
 from blend.answering import Answering
+from blend.background import NO_BACKGROUND, Background, bundled_passages
+from blend.calibration_files import find_calibration, require_calibration
 from blend.check import quick_check
 from blend.chunk import Chunk
 from blend.correctors import Corrector
@@ -23,12 +25,13 @@ from blend.fuse import fuse, prefill
 from blend.fusion import Fusion
 from blend.hf.load import load
 from blend.hf.view import ModelView
+from blend.leads import Leads
 from blend.library import Encoded
 from blend.loading import Loading
 from blend.prefix import PrefixCache, RadixPrefixCache
 from blend.progress import track
 from blend.prompt import Prompt
-from blend.selectors import Selector
+from blend.selectors import Adaptive, Selector
 from blend.setup import OnMiss, Prelude, Setup
 from blend.stores import MemoryStore, Store, open_store
 from blend.text import DEFAULT_SYSTEM, PromptText, tokenizer_digest
@@ -50,13 +53,20 @@ class Blender(Answering):
         model: a decoder-only model of transformers in eval mode, on one device. Its forward is not changed; hooks and
             an attention function are attached until :meth:`close`.
         tokenizer: its tokenizer; None if prompts are built from ids.
-        selector: which reused rows are computed again; by default the 15 % that the question attends to most, or,
-            where a model's attention cannot be watched, the first rows of each chunk.
-        corrector: what is done to the reused rows that are not computed again; nothing by default.
+        selector: which reused rows are computed again; by default the 15 % with the largest expected error
+            (:class:`ExpectedError`), or, where a model's attention cannot be watched, the first rows of each chunk.
+        ratio: in place of a selector: the share of reused rows that the default one computes again, or ``auto`` for as
+            many as it takes; see :meth:`adaptive`.
+        max_kl: ``auto`` with a target: nats from full prefill, the mean along an answer.
+        ttft_budget: ``auto`` with a target: seconds to the first token.
+        corrector: what is done to the reused rows that are not computed again. By default nothing beside a selector
+            that is named, or beside chunks that are encoded alone; else a quarter of the mean residual is added.
         store: where chunk KV is kept: a store, or what :func:`blend.open_store` opens (``"file:///kv?limit=100GiB"``);
             memory by default.
         prefix: the exact prefix cache.
         prelude: what chunks are encoded behind: ``system`` (the prompt's system part), ``bos``, or ``none``.
+        background: what chunk KV is averaged over: passages, of different subjects, such as stand in prompts, or their
+            tokens; by default bundled ones (a Blender without a tokenizer has none), and None to encode chunks alone.
         system: default instructions of :meth:`prompt` and :meth:`encode`.
         chat: use the chat template; None where there is one.
         salt: separates tenants that share a store; set by the server, never from a prompt.
@@ -65,7 +75,8 @@ class Blender(Answering):
             is under way.
         loading: ``adapt`` raises the recompute ratio to what hides reading chunks from a slow store, and encodes those
             that are slower to read than to encode; ``plain`` only reports both.
-        bypass: prefill in full where fusing with the default selector has turned out to be slower.
+        bypass: prefill in full where fusing with the default selector has turned out to be slower, or where an adaptive
+            one foresees it; chunks that are missing are encoded when no request is under way.
         jitter: up to so many seconds, at random, are added to each answer's first token, against tenants that tell
             each other's hits by their timing.
         check: prove a short fusion against full prefill now.
@@ -81,10 +92,14 @@ class Blender(Answering):
         tokenizer: Any = None,
         *,
         selector: Selector | None = None,
+        ratio: float | Literal["auto"] | None = None,
+        max_kl: float | None = None,
+        ttft_budget: float | None = None,
         corrector: Corrector | None = None,
         store: Store | str | os.PathLike[str] | Sequence[str] | None = None,
         prefix: PrefixCache | None = None,
         prelude: Prelude = "system",
+        background: Background | Sequence[str] | None = (),
         system: str = DEFAULT_SYSTEM,
         chat: bool | None = None,
         salt: str = "",
@@ -100,6 +115,7 @@ class Blender(Answering):
         one_of("loading", loading, ("plain", "adapt"))
         if jitter < 0:
             raise PromptError(f"jitter is {jitter} seconds: it must be 0 or more")
+        self._auto = targets(selector, ratio, max_kl, ttft_budget)
         self.tokenizer = tokenizer
         self.text = PromptText(tokenizer, chat) if tokenizer is not None else None
         bos = self.text.bos() if self.text else ()
@@ -107,9 +123,12 @@ class Blender(Answering):
             raise PromptError("prelude='bos', but the tokenizer puts no BOS before a text: use 'system' or 'none'")
         self.view = ModelView(model)
         self.system = system
-        self.selector = selector or default_selector(self.view)
-        self.corrector = corrector
         try:
+            averaged_over = self._background(background)
+            if selector is None:
+                corrector = corrector or default_corrector(averaged_over)
+            self.selector = selector or default_selector(self.view, None if isinstance(ratio, str) else ratio)
+            self.corrector = corrector
             accept(self.view, self.selector, corrector)
             if check:
                 quick_check(self.view)
@@ -127,11 +146,18 @@ class Blender(Answering):
             bos,
             salt,
             adapter=adapter,
+            background=averaged_over,
             on_miss=on_miss,
             loading=loading,
         )
         self._bypass, self._jitter = bypass, jitter
         self._owns, self._opened = True, not isinstance(store, Store)
+        if self._auto is not None:
+            try:
+                self.selector = self._own_adaptive(self._auto)
+            except BaseException:
+                self.close()
+                raise
 
     @classmethod
     def from_pretrained(
@@ -176,6 +202,33 @@ class Blender(Answering):
         """
         return self._text().prompt(question, passages, self.system if system is None else system)
 
+    def adaptive(
+        self,
+        *,
+        mass: float = Adaptive.mass,
+        most: float | None = None,
+        max_kl: float | None = None,
+        ttft_budget: float | None = None,
+    ) -> Adaptive:
+        """A selector that computes as many rows again as it takes, for this Blender or for one request.
+
+        Its predictions are those that ``kvblend calibrate MODEL`` has made for this model, background, prelude and
+        corrector. Without a target it does with none, and then learns from its requests whether fusing pays.
+
+        Args:
+            mass: share of the stale rows' expected error that is to be covered.
+            most: share of the stale rows computed again at most; see :class:`Adaptive`.
+            max_kl: in place of ``mass``: nats from full prefill, the mean along an answer.
+            ttft_budget: in place of ``mass``: seconds to the first token.
+
+        Raises:
+            BudgetError: a number out of range; two targets; no calibration, or one that cannot be used.
+        """
+        for name, target in (("max_kl", max_kl), ("ttft_budget", ttft_budget)):
+            if target is not None:
+                require_calibration(self.setup, self.corrector, name)
+        return Adaptive(mass, most, max_kl, ttft_budget, find_calibration(self.setup, self.corrector))
+
     # --- answering --------------------------------------------------------------------------------
 
     def fuse(
@@ -192,7 +245,8 @@ class Blender(Answering):
         that its rotation does not allow) is prefilled in full, and the report says why.
 
         Args:
-            selector: in place of the Blender's own, and of its corrector: who names a selector names its corrector too.
+            selector: in place of the Blender's own, and of its corrector: who names a selector names its corrector too,
+                unless it is one of :meth:`adaptive`.
             corrector: in place of the Blender's own.
             past: an earlier fusion whose prompt starts the same way (a follow-up question, another turn); its KV is
                 taken over as it is, and the result is approximate if it was.
@@ -204,10 +258,10 @@ class Blender(Answering):
             BudgetError: the corrector needs what the selector does not find out.
         """
         admit(self.view, self.tokenizer, prompt)
-        # Who names one of them wants to see its work.
-        bypass = self._bypass and selector is None and corrector is None
-        if selector is None:
-            selector, corrector = self.selector, corrector or self.corrector
+        # Who names one of them wants to see its work; to weigh a prefill is an adaptive selector's.
+        bypass = self._bypass and corrector is None and (selector is None or selector.adapts)
+        if selector is None or selector.adapts:  # it spends on the Blender's own recipe
+            selector, corrector = selector or self.selector, corrector or self.corrector
         accept(self.view, selector, corrector)
         with self.setup.afterwards.request():
             fusion = self._fuse(prompt, selector, corrector, past, bypass)
@@ -250,6 +304,18 @@ class Blender(Answering):
         other._owns = False
         return other
 
+    def averaged(self, background: Background | Sequence[str] | None) -> Blender:
+        """The same model and stores, with chunk KV averaged over something else; see the ``background`` of the class.
+
+        What is in the store under one background is not found under another.
+        """
+        other = copy.copy(self)
+        other.setup = replace(self.setup, background=self._background(background), leads=Leads())
+        other._owns = False
+        if self._auto is not None:
+            other.selector = other._own_adaptive(self._auto)
+        return other
+
     def drain(self, *, progress: bool = False) -> None:
         """Returns when the chunks that are to be encoded in the background are encoded.
 
@@ -278,6 +344,22 @@ class Blender(Answering):
         self.close()
 
     # --- helpers ----------------------------------------------------------------------------------
+
+    def _own_adaptive(self, options: dict[str, float | None]) -> Selector:
+        selector = self.adaptive(max_kl=options["max_kl"], ttft_budget=options["ttft_budget"])
+        accept(self.view, selector, self.corrector)
+        return selector
+
+    def _background(self, given: Background | Sequence[str] | None) -> Background:
+        if isinstance(given, str):
+            raise PromptError(f"the background is one text, {given[:40]!r}: give a list of passages, or None for none")
+        if given is None or (self.text is None and not given):
+            return NO_BACKGROUND
+        if not isinstance(given, Background):
+            given = Background.of(given or bundled_passages(), lambda passage: self._text().chunk(passage).ids)
+        for ids in given.contexts:
+            admit_ids(self.view, ids)
+        return given
 
     def _decode(self, tokens: Sequence[int]) -> str:
         if self.tokenizer is None:

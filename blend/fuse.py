@@ -28,7 +28,7 @@ from blend.loading import LoadPlan, LoadReport, stored_bytes, with_ratio
 from blend.prefix import PrefixHit
 from blend.prompt import Prompt
 from blend.repair import repair
-from blend.selectors import Selector
+from blend.selectors import Outlook, Selector
 from blend.setup import Found, Setup
 
 __all__ = ["fuse", "prefill"]
@@ -59,6 +59,13 @@ class _Request:
         return self.prefix.rows if self.prefix else 0, context
 
     @property
+    def alone(self) -> tuple[Chunk, ...]:
+        """The chunk that stands right behind its prelude, where the KV of its encoding is exact."""
+        first = self.prompt.chunks[:1]
+        behind = self.setup.plan(self.prompt.system, alone=True).prelude
+        return first if behind == self.prompt.system else ()
+
+    @property
     def missing(self) -> list[Chunk]:
         """Chunks without KV."""
         return [chunk for chunk in self.wanted if chunk not in self.found]
@@ -78,7 +85,7 @@ def fuse(
     Args:
         past: an earlier fusion; rows of its longest common prefix with ``prompt`` are taken over as they are.
         decode: token id to text, for the report.
-        bypass: prefill where that has turned out to be faster.
+        bypass: prefill where the selector foresees that to be faster, or where it has turned out to be.
         corrector: what is done to the reused rows that the selector leaves.
 
     Raises:
@@ -95,7 +102,7 @@ def fuse(
             # Each round takes one more chunk off the store, so this ends.
             chunk = prompt.chunks[lost.index]
             request.unusable[chunk] = "damaged in the store: encoded again"
-            setup.drop(chunk, prompt.system)
+            setup.store.delete(request.found[chunk].kv.key)
 
 
 def _fuse(request: _Request, bypass: bool) -> Fusion:
@@ -168,7 +175,8 @@ def _look_up(request: _Request) -> LoadPlan:
     places = zip(prompt.starts, prompt.chunks, strict=True)
     beyond = (chunk for start, chunk in places if start + len(chunk) > max(request.covered))
     request.wanted = tuple(dict.fromkeys(beyond))
-    stored = setup.fetch([chunk for chunk in request.wanted if chunk not in request.unusable], prompt.system)
+    usable = [chunk for chunk in request.wanted if chunk not in request.unusable]
+    stored = setup.fetch(usable, prompt.system, request.alone)
     total = len(prompt)
     plan = LoadPlan(setup.pace.seconds("full", total, total), setup.pace.seconds("read", 1, 1))
     if setup.loading == "adapt":
@@ -186,11 +194,25 @@ def _better_prefilled(request: _Request, plan: LoadPlan, bypass: bool) -> str | 
     if not prompt.chunks and not any(request.covered):
         return "no chunks, and nothing known that the prompt starts with"
     if request.missing and setup.on_miss == "prefill":
+        why: str | None = f"{len(request.missing)} of {len(request.wanted)} chunks are not in the store"
+    else:
+        why = _not_paying(request, plan) if bypass else None
+    if why and request.missing:
         setup.encode_afterwards(request.missing, prompt.system)
-        return f"{len(request.missing)} of {len(request.wanted)} chunks are not in the store"
-    if not bypass or len(prompt) < _TELLING_ROWS:
+    return why
+
+
+def _not_paying(request: _Request, plan: LoadPlan) -> str | None:
+    """Why fusing would take longer than a full prefill: as the selector foresees it, or as it has turned out here."""
+    setup, prompt = request.setup, request.prompt
+    rows, reused = len(prompt), sum(map(len, request.wanted))
+    missing = sum(map(len, request.missing))
+    outlook = Outlook(rows, request.covered[0], max(rows - max(request.covered) - reused, 1), missing)
+    if why := request.selector.rather_prefill(outlook):
+        return why
+    if rows < _TELLING_ROWS:
         return None
-    fused = setup.pace.seconds(_pace_of(request), _work(request), len(prompt))
+    fused = setup.pace.seconds(_pace_of(request), _work(request), rows)
     if fused and plan.full_seconds and fused > plan.full_seconds:
         return f"fusing takes about {fused:.3f} s here, and a full prefill {plan.full_seconds:.3f} s"
     return None
@@ -199,7 +221,7 @@ def _better_prefilled(request: _Request, plan: LoadPlan, bypass: bool) -> str | 
 def _encode_missing(request: _Request) -> None:
     setup, prompt = request.setup, request.prompt
     if request.missing:
-        for item in setup.encode(request.missing, prompt.system, stale=request.unusable):
+        for item in setup.encode(request.missing, prompt.system, stale=request.unusable, alone=request.alone):
             chunk = Chunk(item.kv.ids)
             request.found[chunk] = item._replace(why=request.unusable.get(chunk, item.why))
         # Encoding has computed the prelude; a miss then goes on exactly as a hit does.

@@ -20,6 +20,7 @@ def chunk_key(
     *,
     codec: str = "none",
     adapter: str = "",
+    background: str = "",
 ) -> str:
     """sha256 (hex) over everything that stored chunk KV depends on, and the format version.
 
@@ -31,10 +32,14 @@ def chunk_key(
         codec: what the KV loses on its way in and out, by its codec's name; KV that lost digits is not the KV that lost
             none.
         adapter: id of the adapter (LoRA) that the model runs with; "" for none.
+        background: digest of the contexts that the KV is averaged over; "" for none.
     """
     texts = (str(FORMAT_VERSION), fingerprint, salt, codec, adapter)
     state = hashlib.sha256()
-    for part in (*(text.encode() for text in texts), _pack(prelude), _pack(ids)):
+    parts = [*(text.encode() for text in texts), _pack(prelude), _pack(ids)]
+    if background:  # left out where there is none: such keys are older than backgrounds
+        parts.append(background.encode())
+    for part in parts:
         # Length first, so that no two lists of parts give the same bytes.
         state.update(len(part).to_bytes(8, "little") + part)
     return state.hexdigest()

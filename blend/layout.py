@@ -47,10 +47,15 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The pieces of a prompt, left to right, covering rows ``0 .. rows - 1`` without gap or overlap."""
+    """The pieces of a prompt, left to right, covering rows ``0 .. rows - 1`` without gap or overlap.
+
+    Attributes:
+        spreads: of each piece, how much its rows differ from context to context; empty where nobody knows.
+    """
 
     pieces: tuple[Piece, ...]
     rows: int
+    spreads: tuple[tuple[float, ...], ...] = ()
 
     @cached_property
     def stale(self) -> Tensor:
@@ -66,6 +71,19 @@ class Layout:
     def settled_rows(self) -> int:
         """Rows before the first that is stale or fresh: if the rest is all fresh, nothing needs a repair."""
         return next((p.start for p in self.pieces if p.origin == "fresh" or (p.origin == "chunk" and not p.exact)), 0)
+
+    @cached_property
+    def spread(self) -> Tensor | None:
+        """How much the KV of each stale row differs from context to context, fp32 ``[rows]``.
+
+        None where it is known of no row; rows of which it is not known have the mean of the others.
+        """
+        spread_T = torch.full((self.rows,), torch.nan)
+        for piece, spread in zip(self.pieces, self.spreads, strict=False):
+            if spread:
+                spread_T[piece.start : piece.stop] = torch.tensor(spread)
+        known = spread_T.isfinite()
+        return torch.where(known, spread_T, spread_T[known].mean()) if bool(known.any()) else None
 
     @cached_property
     def stale_spans(self) -> tuple[tuple[int, int], ...]:
@@ -106,12 +124,17 @@ def lay_out(
         stop = start + len(chunk)
         if covered < stop:
             assert kv is not None, "a chunk beyond the covered rows needs its KV"
-            exact = prompt.ids[:start] == kv.prelude and same_angles(kv.length, total)
+            exact = not kv.averaged and prompt.ids[:start] == kv.prelude and same_angles(kv.length, total)
             pieces.append(Piece(max(covered, start), stop, "chunk", exact, index, max(covered - start, 0)))
             covered = stop
     if covered < total:
         pieces.append(Piece(covered, total, "fresh", True))
-    return Layout(tuple(pieces), total)
+    return Layout(tuple(pieces), total, tuple(_spread(piece, chunks) for piece in pieces))
+
+
+def _spread(piece: Piece, chunks: Sequence[ChunkKV | None]) -> tuple[float, ...]:
+    kv = chunks[piece.chunk] if piece.chunk is not None else None
+    return kv.spread[piece.skip : piece.skip + piece.stop - piece.start] if kv else ()
 
 
 def _rows(pieces: Iterable[Piece]) -> Tensor:

@@ -126,13 +126,13 @@ class Library:
 
     def pin(self, chunks: Iterable[Chunk | str], *, system: str | tuple[int, ...] | None = None) -> int:
         """Keeps encoded chunks from being evicted; returns how many of them the store could pin."""
-        store = self.setup.store
-        return sum(store.pin(key) for key in self._keys(chunks, system))
+        pinned = [list(map(self.setup.store.pin, keys)) for keys in self._keys(chunks, system)]
+        return sum(map(all, pinned))
 
     def unpin(self, chunks: Iterable[Chunk | str], *, system: str | tuple[int, ...] | None = None) -> int:
         """Takes one pin off each chunk; returns how many had one."""
-        store = self.setup.store
-        return sum(store.unpin(key) for key in self._keys(chunks, system))
+        unpinned = [list(map(self.setup.store.unpin, keys)) for keys in self._keys(chunks, system)]
+        return sum(map(any, unpinned))
 
     # --- helpers ----------------------------------------------------------------------------------
 
@@ -153,21 +153,22 @@ class Library:
     def _system_ids(self, system: str | None) -> tuple[int, ...]:
         return self._text().system_ids(self.system if system is None else system)
 
-    def _keys(self, chunks: Iterable[Chunk | str], system: str | tuple[int, ...] | None) -> list[str]:
+    def _keys(self, chunks: Iterable[Chunk | str], system: str | tuple[int, ...] | None) -> list[tuple[str, ...]]:
         wanted, ids = self._chunks(chunks, system)
-        plan = self.setup.plan(ids)
-        return [plan.key(chunk) for chunk in wanted]
+        return [self.setup.keys(chunk, ids) for chunk in wanted]
 
     def _encode(
         self, chunks: Sequence[Chunk], system: tuple[int, ...], retention: Retention, progress: bool
     ) -> Encoded:
-        known = self.setup.fetch(chunks, system)
-        missing = [chunk for chunk in chunks if chunk not in known]
-        encoded = rows = nbytes = 0
-        done = self.setup.encode(missing, system, retention) if missing else iter(())
-        for found in track(done, total=len(missing), label="encoding", show=progress):
+        setup = self.setup
+        known = [setup.fetch(chunks, system, alone) for alone in (chunks, ())[: 1 + bool(setup.background)]]
+        missing = [chunk for chunk in chunks if any(chunk not in found for found in known)]
+        rows = nbytes = 0
+        encoded: set[tuple[int, ...]] = set()
+        done = setup.encode_fully(missing, system, retention) if missing else iter(())
+        for found in track(done, total=len(missing) * len(known), label="encoding", show=progress):
             if found.encoded:
-                encoded += 1
+                encoded.add(found.kv.ids)
                 rows += len(found.kv.ids)
                 nbytes += found.kv.nbytes
-        return Encoded(encoded, len(chunks) - encoded, rows, nbytes)
+        return Encoded(len(encoded), len(chunks) - len(encoded), rows, nbytes)

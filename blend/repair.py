@@ -39,11 +39,12 @@ class Charge(NamedTuple):
 
 
 class Repaired(NamedTuple):
-    """Logits of the last row (fp32 ``[V]``), the rows computed again, and what it cost."""
+    """Logits of the last row (fp32 ``[V]``), the rows computed again, what it cost, and why so many."""
 
     logits: Tensor
     chosen: Tensor
     charge: Charge
+    why: str | None = None
 
 
 def repair(
@@ -77,13 +78,13 @@ def repair(
     checks = selector.check_layers(len(view.layers)) if chooser.stale.numel() else ()
     waited = filling.waited
     with clock("repair"):
-        rows_S = chooser.up_to_check() if checks else chooser.before_layer_0()
+        rows_S = chooser.up_to_check() if checks else chooser.before_layer_0(clock.total)
         plan = view.narrow_pass(cache, rows_S=rows_S, checks=dict.fromkeys(checks, chooser.check), correct=corrections)
         logits = view.run(ids_1T, plan)
     clock.split("repair", "check", chooser.checked_at)
     clock.shift("repair", "load", filling.waited - waited)
     assert logits is not None
-    return Repaired(logits, chooser.chosen, _charge(view, plan, probe_rows, layout.rows))
+    return Repaired(logits, chooser.chosen, _charge(view, plan, probe_rows, layout.rows), chooser.why)
 
 
 def _go_on(
@@ -121,12 +122,16 @@ class _Chooser:
         self.chosen = self.stale[:0]
         self.attention_T: Tensor | None = None
         self.checked_at: float | None = None
+        self.why: str | None = None
         # At the first check every stale row still runs.
         self._left = self.stale
 
-    def before_layer_0(self) -> Tensor:
-        candidates = Candidates(self.stale, self.layout, self.attention_T)
-        return self._with_forced(self.selector.choose(candidates) if self.stale.numel() else self.stale)
+    def before_layer_0(self, elapsed: float) -> Tensor:
+        if not self.stale.numel():
+            return self._with_forced(self.stale)
+        candidates = Candidates(self.stale, self.layout, self.attention_T, elapsed=elapsed)
+        self.why = self.selector.explain(candidates)
+        return self._with_forced(self.selector.choose(candidates))
 
     def up_to_check(self) -> Tensor | None:
         """Rows that run up to the first check: all that are not exact already; None (all) where few are exact.

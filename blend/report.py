@@ -64,6 +64,8 @@ class Report:
         ids: token ids of the prompt.
         decode: turns token ids into text (for the coloured prompt), or None.
         corrector: what was done to the reused rows that were not recomputed; None if nothing.
+        choice: why so many rows were recomputed: the target, what is predicted, what it was limited by; None where
+            a fixed budget says it all.
     """
 
     method: str
@@ -85,6 +87,7 @@ class Report:
     ids: tuple[int, ...]
     decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False)
     corrector: str | None = None
+    choice: str | None = None
 
     @property
     def reused_rows(self) -> int:

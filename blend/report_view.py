@@ -98,9 +98,10 @@ def summary(report: Report) -> str:
     loaded += f" (a ratio of {load.hiding_ratio:.2f} would hide it)" if loaded and load.hiding_ratio else ""
     context = f", {report.context_rows} from the earlier context (approximate)" if report.context_rows else ""
     method = f"{report.method} + {report.corrector}" if report.corrector else report.method
+    choice = f" ({report.choice})" if report.choice else ""
     return (
         f"{method}: {report.rows} rows, {report.reused_rows} reused "
-        f"({report.prefix_rows} exact prefix{context}), {report.recomputed_rows} recomputed; "
+        f"({report.prefix_rows} exact prefix{context}), {report.recomputed_rows} recomputed{choice}; "
         f"computed 1/{report.ideal_speedup:.1f} of a full prefill's row-layers; "
         f"KV {report.kv_bytes / 1e6:.1f} MB{loaded}; TTFT {report.ttft * 1e3:.0f} ms"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -10,10 +10,12 @@ from typing import Literal, NamedTuple
 import torch
 
 from blend.afterwards import Afterwards
+from blend.background import NO_BACKGROUND, Background
 from blend.chunk import DEFAULT_RETENTION, Chunk, ChunkKV, KVLayers, Retention
-from blend.encode import EncodePlan, encode_chunks
+from blend.encode import EncodePlan, Lead, encode_chunks
 from blend.flight import SingleFlight
 from blend.hf.view import ModelView
+from blend.leads import Leads
 from blend.loading import Loading
 from blend.pace import Pace
 from blend.prefix import PrefixCache, PrefixHit
@@ -52,12 +54,14 @@ class Setup:
         salt: tenant salt.
         batch_rows: rows per encoding pass.
         adapter: id of the adapter that the model runs with.
+        background: what chunks are averaged over; the one that stands right behind its prelude is needed alone.
         on_miss: encode a missing chunk and fuse, or prefill now and encode afterwards.
         loading: let the loading controller raise the ratio, and encode what is slow to read.
         overlap: read a slow store's layers while earlier ones compute.
         flights: chunks that are being encoded right now.
         pace: measured speeds.
         afterwards: what is encoded when no request is under way.
+        leads: KV of what chunks are averaged behind.
     """
 
     view: ModelView
@@ -69,23 +73,34 @@ class Setup:
     salt: str = ""
     batch_rows: int = 1024
     adapter: str = ""
+    background: Background = NO_BACKGROUND
     on_miss: OnMiss = "encode"
     loading: Loading = "plain"
     overlap: bool = True
     flights: SingleFlight[ChunkKV] = field(default_factory=SingleFlight)
     pace: Pace = field(default_factory=Pace)
     afterwards: Afterwards = field(default_factory=Afterwards)
+    leads: Leads = field(default_factory=Leads)
 
     @property
     def lossless(self) -> bool:
         """Whether the store gives back the very bits."""
         return codec_by_name(self.store.codec).lossless
 
-    def plan(self, system: tuple[int, ...]) -> EncodePlan:
-        """How the chunks of a prompt with this system part are encoded and named."""
+    def plan(self, system: tuple[int, ...], alone: bool = False) -> EncodePlan:
+        """How the chunks of a prompt with this system part are encoded and named.
+
+        Args:
+            alone: behind the prelude and nothing else, whatever the background.
+        """
         prelude = {"none": (), "bos": self.bos, "system": system}[self.prelude]
         loss = codec_by_name(self.store.codec).loss
-        return EncodePlan(prelude, self.fingerprint, self.salt, self.batch_rows, loss, self.adapter)
+        background = NO_BACKGROUND if alone else self.background
+        return EncodePlan(prelude, self.fingerprint, self.salt, self.batch_rows, loss, self.adapter, background)
+
+    def keys(self, chunk: Chunk, system: tuple[int, ...]) -> tuple[str, ...]:
+        """Of all that may be kept of a chunk: its mean over the background, and its KV alone."""
+        return tuple(dict.fromkeys((self.plan(system).key(chunk), self.plan(system, alone=True).key(chunk))))
 
     # --- the prefix path --------------------------------------------------------------------------
 
@@ -125,21 +140,25 @@ class Setup:
 
     # --- the chunk store --------------------------------------------------------------------------
 
-    def fetch(self, chunks: Sequence[Chunk], system: tuple[int, ...]) -> dict[Chunk, ChunkKV]:
+    def fetch(
+        self, chunks: Sequence[Chunk], system: tuple[int, ...], alone: Collection[Chunk] = ()
+    ) -> dict[Chunk, ChunkKV]:
         """KV of those ``chunks`` that the store holds; layers of slow stores are read later.
 
         Entries that are not this model's KV of this chunk count as misses and are removed.
+
+        Args:
+            alone: chunks whose KV right behind the prelude is wanted, and not their mean.
         """
-        plan = self.plan(system)
-        entries = self.store.get_many([plan.key(chunk) for chunk in chunks], layerwise=True)
+        key = self._namer(system, alone)
+        entries = self.store.get_many([key(chunk) for chunk in chunks], layerwise=True)
         return {
             chunk: kv for chunk, kv in zip(chunks, entries, strict=True) if kv is not None and self._ours(kv, chunk)
         }
 
     def missing(self, chunks: Iterable[Chunk], system: tuple[int, ...]) -> list[Chunk]:
-        """Those chunks that the store does not hold; nothing is read."""
-        plan = self.plan(system)
-        return [chunk for chunk in chunks if plan.key(chunk) not in self.store]
+        """Those chunks of which the store does not hold all that is kept; nothing is read."""
+        return [chunk for chunk in chunks if any(key not in self.store for key in self.keys(chunk, system))]
 
     def forget(self, chunks: Sequence[Chunk], system: tuple[int, ...]) -> int:
         """Removes what is kept of chunks; returns how many the store held.
@@ -148,15 +167,11 @@ class Setup:
         """
         if not chunks:
             return 0
-        plan = self.plan(system)
-        keys = [plan.key(chunk) for chunk in chunks]
-        self.afterwards.cancel(keys)
+        keys = [self.keys(chunk, system) for chunk in chunks]
+        self.afterwards.cancel([of_chunk[0] for of_chunk in keys])
         self.prefix.evict(self.prefix.stats().nbytes)
-        return sum([self.store.delete(key) for key in keys])
-
-    def drop(self, chunk: Chunk, system: tuple[int, ...]) -> None:
-        """Removes an entry that turned out to be of no use."""
-        self.store.delete(self.plan(system).key(chunk))
+        deleted = [list(map(self.store.delete, of_chunk)) for of_chunk in keys]
+        return sum(map(any, deleted))
 
     def encode(
         self,
@@ -164,6 +179,7 @@ class Setup:
         system: tuple[int, ...],
         retention: Retention = DEFAULT_RETENTION,
         stale: Collection[Chunk] = (),
+        alone: Collection[Chunk] = (),
     ) -> Iterator[Found]:
         """Encodes chunks behind their prelude and puts each into the store as soon as its batch is done.
 
@@ -173,45 +189,65 @@ class Setup:
         Args:
             retention: for eviction; its cost is measured here.
             stale: chunks whose stored entry is not to be used.
+            alone: chunks whose KV right behind the prelude is wanted, and not their mean.
         """
-        plan = self.plan(system)
-        by_key = {plan.key(chunk): chunk for chunk in chunks}
+        key = self._namer(system, alone)
+        by_key = {key(chunk): chunk for chunk in chunks}
         while by_key:
             mine, others = self.flights.claim(tuple(by_key))
             try:
-                fresh = [by_key[str(key)] for key in mine]
-                known = self.fetch([chunk for chunk in fresh if chunk not in stale], system)
+                fresh = [by_key[str(name)] for name in mine]
+                known = self.fetch([chunk for chunk in fresh if chunk not in stale], system, alone)
                 for chunk, kv in known.items():
-                    self.flights.land(plan.key(chunk), kv)
-                    del by_key[plan.key(chunk)]
+                    self.flights.land(key(chunk), kv)
+                    del by_key[key(chunk)]
                     yield Found(kv, False, "found in the store")
-                for found in self._encode([chunk for chunk in fresh if chunk not in known], plan, retention):
+                left = [chunk for chunk in fresh if chunk not in known]
+                for found in self._encode(left, system, retention, alone):
                     self.flights.land(found.kv.key, found.kv)
                     del by_key[found.kv.key]
                     yield found
             finally:
-                for key in mine:
-                    self.flights.land(key, None)  # whoever waits does it himself
-            for key, flight in others.items():
+                for name in mine:
+                    self.flights.land(name, None)  # whoever waits does it himself
+            for name, flight in others.items():
                 landed = flight.result()
                 if landed is not None:
-                    del by_key[str(key)]
+                    del by_key[str(name)]
                     yield Found(landed, False, "another request was encoding it: waited for")
 
     def encode_afterwards(self, chunks: Sequence[Chunk], system: tuple[int, ...]) -> None:
         """Encodes chunks when no request is under way."""
-        plan = self.plan(system)
         for chunk in chunks:
-            self.afterwards.add(plan.key(chunk), partial(self._encode_one, chunk, system))
+            self.afterwards.add(self.keys(chunk, system)[0], partial(self._encode_one, chunk, system))
 
     def _encode_one(self, chunk: Chunk, system: tuple[int, ...]) -> None:
-        for _ in self.encode([chunk], system):
+        for _ in self.encode_fully([chunk], system):
             pass
 
-    def _encode(self, chunks: Sequence[Chunk], plan: EncodePlan, retention: Retention) -> Iterator[Found]:
-        if not chunks:
-            return
-        for kv in encode_chunks(self.view, chunks, plan, self._prelude_kv(plan.prelude)):
+    def encode_fully(
+        self, chunks: Sequence[Chunk], system: tuple[int, ...], retention: Retention = DEFAULT_RETENTION
+    ) -> Iterator[Found]:
+        """All that is kept of chunks, like :meth:`encode`: their KV alone, and then their mean if it is wanted."""
+        yield from self.encode(chunks, system, retention, alone=chunks)
+        if self.background:
+            yield from self.encode(chunks, system, retention)
+
+    def _namer(self, system: tuple[int, ...], alone: Collection[Chunk]) -> Callable[[Chunk], str]:
+        mean, single, apart = self.plan(system), self.plan(system, alone=True), frozenset(alone)
+        return lambda chunk: (single if chunk in apart else mean).key(chunk)
+
+    def _encode(
+        self, chunks: Sequence[Chunk], system: tuple[int, ...], retention: Retention, alone: Collection[Chunk]
+    ) -> Iterator[Found]:
+        apart = frozenset(alone)
+        for single in (True, False):
+            mine = [chunk for chunk in chunks if (chunk in apart) == single]
+            if mine:
+                yield from self._encode_alike(mine, self.plan(system, alone=single), retention)
+
+    def _encode_alike(self, chunks: Sequence[Chunk], plan: EncodePlan, retention: Retention) -> Iterator[Found]:
+        for kv in encode_chunks(self.view, chunks, plan, self._leads(plan)):
             kept = replace(kv, retention=retention._replace(cost=kv.retention.cost))
             stored = self.store.put(kept)
             yield Found(self._as_read(kept), True, _MISSED if stored else _REFUSED)
@@ -236,6 +272,10 @@ class Setup:
         prelude = self.plan(system).prelude
         keepable = len(prelude) // self.prefix.granularity * self.prefix.granularity
         return known < keepable and self._prelude_kv(prelude) is not None
+
+    def _leads(self, plan: EncodePlan) -> tuple[Lead, ...]:
+        prelude = Lead(plan.prelude, self._prelude_kv(plan.prelude))
+        return self.leads.of(self.view, plan, prelude, self.remembers) if plan.background else (prelude,)
 
     def _prelude_kv(self, prelude: tuple[int, ...]) -> KVLayers | None:
         """Exact KV of the prelude, computed once; also the first rows of every prompt that starts with it."""

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from eval.bench.cli import bench
+from eval.calibrate_cli import calibrate
 from eval.cli_options import (
     DtypeOption,
     JsonOption,
@@ -34,7 +35,7 @@ from eval.store_cli import app as store_app
 __all__ = ["app", "main"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Reuse the KV of retrieved passages anywhere.")
-for command in (index, ask, chat, compare, report):
+for command in (index, ask, chat, compare, report, calibrate):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")

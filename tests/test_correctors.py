@@ -561,7 +561,7 @@ def test_smollm2_is_nearer_to_full_prefill_with_its_rows_shifted(smollm2):
         "The old pier at Marrow Bay was built by Ines Caldera in 1911, after the storm had taken the wooden one.",
         "Bread in Marrow Bay is baked with sea water, which is why visitors call it grey bread.",
     )
-    with Blender(model, tokenizer) as blender:
+    with Blender(model, tokenizer, background=None) as blender:
         divergences = {}
         prompt = blender.prompt("Who built the pier?", passages)
         truth = blender.prefill(prompt, remember=False).logits.double().log_softmax(-1)

@@ -18,9 +18,9 @@ from retrieval import SettingError
 from retrieval.integrations import langchain
 from retrieval.integrations.langchain import ChatKVBlend, fused_documents_chain
 from tests.integrations import (
+    BREAD,
     FERRY,
     HOSTILE,
-    MARKET,
     QUESTION,
     assert_moved_hits,
     assert_needs,
@@ -29,7 +29,7 @@ from tests.integrations import (
     tiny_blender,
 )
 
-DOCUMENTS = [Document(FERRY, metadata={"title": "Ferry"}), Document(MARKET)]
+DOCUMENTS = [Document(FERRY, metadata={"title": "Ferry"}), Document(BREAD)]
 
 
 class Found(BaseRetriever):
@@ -61,6 +61,7 @@ def told(message):
 
 def test_documents_as_an_argument_hit_in_any_order(llm, blender):
     first = llm.invoke(QUESTION, documents=DOCUMENTS)
+    blender.encode_seen()
     second = llm.bind(documents=DOCUMENTS[::-1]).invoke(QUESTION)
     assert told(first)["hit_rate"] == 0.0
     assert [chunk["name"] for chunk in told(second)["chunks"]] == ["document 1", "Ferry"]
@@ -70,11 +71,11 @@ def test_documents_as_an_argument_hit_in_any_order(llm, blender):
 
 
 def test_documents_as_content_blocks(llm, blender):
-    plain = [{"type": "text", "text": text} for text in (FERRY, MARKET, QUESTION)]
+    plain = [{"type": "text", "text": text} for text in (FERRY, BREAD, QUESTION)]
     typed = [
         {"type": "text-plain", "mime_type": "text/plain", "text": FERRY, "title": "Ferry"},
         {"type": "text", "text": QUESTION},
-        {"type": "text-plain", "mime_type": "text/plain", "text": MARKET},
+        {"type": "text-plain", "mime_type": "text/plain", "text": BREAD},
     ]
     assert len(told(llm.invoke([HumanMessage(plain)]))["chunks"]) == 2
     named = told(llm.invoke([HumanMessage(typed)], documents=["The lamps are lit by hand."]))
@@ -87,10 +88,10 @@ def test_history_keeps_the_documents_where_they_are(llm, blender):
     turns = [HumanMessage([{"type": "text", "text": FERRY}, {"type": "text", "text": QUESTION}])]
     turns.append(llm.invoke(turns))
     turns.append(HumanMessage("And who owns it?"))
-    again = llm.invoke(turns, documents=[MARKET, FERRY])
+    again = llm.invoke(turns, documents=[BREAD, FERRY])
     assert [chunk["source"] for chunk in told(again)["chunks"]] == ["hit", "miss"]  # the ferry once, from its turn
     shown = blender.seen()
-    said = [FERRY, MARKET, QUESTION, turns[1].text, "And who owns it?"]
+    said = [FERRY, BREAD, QUESTION, turns[1].text, "And who owns it?"]
     assert [shown.index(text) for text in said] == sorted(shown.index(text) for text in said)
 
 
@@ -236,9 +237,10 @@ def test_a_prompt_of_the_users_own(llm, blender):
     chain = fused_documents_chain(llm, prompt, output_parser=Message())
     given = {"context": DOCUMENTS, "input": QUESTION, "language": "English", "chat_history": history}
     chain.invoke(given)
+    blender.encode_seen()
     assert_moved_hits(told(chain.invoke({**given, "context": DOCUMENTS[::-1]})), 2)
     shown = blender.seen()
-    said = ["Speak English.\n\n(the passages)", MARKET, FERRY, "Is there a ferry?", "Yes.", QUESTION]
+    said = ["Speak English.\n\n(the passages)", BREAD, FERRY, "Is there a ferry?", "Yes.", QUESTION]
     assert [shown.index(text) for text in said] == sorted(shown.index(text) for text in said)
 
 
@@ -289,12 +291,13 @@ def test_without_langchain(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_snippet_hits_on_the_second_call(smollm2, capsys):
+def test_the_snippet_hits_when_both_orders_were_asked(smollm2, capsys):
     names = {"retriever": Found(documents=DOCUMENTS)}
     exec(snippet(langchain), names)
     assert "Mira Tolle" in capsys.readouterr().out
     again = fused_documents_chain(names["blender"], output_parser=Message())
     chain = {"context": names["retriever"], "question": RunnablePassthrough()} | again
+    assert "Mira Tolle" in chain.invoke(QUESTION).text  # the other order
     message = chain.invoke(QUESTION)
     assert_moved_hits(told(message), 2)
     assert "Mira Tolle" in message.text

@@ -13,9 +13,12 @@ import retrieval
 import rope
 
 BLEND = [
+    "Adaptive",
     "Answer",
+    "Background",
     "Blender",
     "BudgetError",
+    "Calibration",
     "Chunk",
     "ChunkDeviation",
     "ChunkKV",
@@ -24,6 +27,7 @@ BLEND = [
     "CorruptEntry",
     "DiskStore",
     "Encoded",
+    "ExpectedError",
     "FirstK",
     "ForeignKV",
     "FsspecStore",

@@ -16,7 +16,7 @@ from blend import PromptError, PromptTooLong
 from blend.conversation import Turn
 from retrieval import SettingError
 from retrieval.integrations.reply import Dialogue, Reply, Text, _until, dialogue, from_thread
-from tests.integrations import FERRY, MARKET, QUESTION, tiny_blender
+from tests.integrations import BREAD, FERRY, QUESTION, tiny_blender
 
 ASKED = Dialogue("", (), QUESTION)
 
@@ -140,7 +140,7 @@ def test_sampling_and_the_names_of_generate(blender):
 
 
 def test_documents_without_text_are_left_out_and_said(blender):
-    reply = Reply(blender, ASKED, [Text(""), Text(FERRY, "Ferry"), Text(None, "Picture"), Text(MARKET)])
+    reply = Reply(blender, ASKED, [Text(""), Text(FERRY, "Ferry"), Text(None, "Picture"), Text(BREAD)])
     assert [chunk.name for chunk in reply.fusion.report.chunks] == ["Ferry", "document 4"]
     assert reply.report["left_out"] == ["document 1 has no text", "Picture has no text"]
     assert f"Ferry\n{FERRY}" in blender.seen()

@@ -166,7 +166,7 @@ def test_without_a_tokenizer_ids_are_shown():
 def test_a_report_is_short_where_only_its_repr_is_shown():
     with Blender(tiny_model("llama"), check=False) as blender:
         report = blender.fuse(tiny_prompt()).report
-    assert repr(report).startswith("<Report query-attention: ")
+    assert repr(report).startswith("<Report expected-error: ")
     assert len(repr(report)) < 400
 
 

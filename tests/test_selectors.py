@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 import blend.selectors
 from blend import (
+    Adaptive,
     BudgetError,
     ChunkDeviation,
+    ExpectedError,
     FirstK,
     FullRecompute,
     FullReuse,
@@ -43,6 +45,16 @@ class TestQueryAttention(SelectorTests):
 class TestQueryAttentionOfSomeLayers(SelectorTests):
     def make(self, ratio):
         return QueryAttention(ratio, layers=(4, 2))
+
+
+class TestExpectedError(SelectorTests):
+    def make(self, ratio):
+        return ExpectedError(ratio)
+
+
+class TestAdaptive(SelectorTests):
+    def make(self, ratio):
+        return Adaptive(mass=1.0, most=ratio)
 
 
 class TestKVDeviation(SelectorTests):
@@ -138,7 +150,7 @@ def test_every_selector_is_tested_here():
     assert concrete == made - {c for c in made if issubclass(c, Broken)}
 
 
-KINDS = [FirstK, Random, QueryAttention, KVDeviation, ChunkDeviation, WeightedDeviation]
+KINDS = [FirstK, Random, QueryAttention, ExpectedError, KVDeviation, ChunkDeviation, WeightedDeviation]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -329,3 +341,30 @@ def test_budget_rows(stale, ratio, rows):
     budget = budget_rows(stale, ratio, rows)
     assert 0 <= budget <= stale
     assert budget == min(stale, rows) if rows is not None else abs(budget - ratio * stale) <= 0.5
+
+
+def layout_of(spread, others=()):
+    """Rows 0-3 exact, chunks of four rows behind them, the first of which has a spread, and two fresh rows."""
+    pieces = [Piece(0, 4, "prefix", True), Piece(4, 8, "chunk", False, 0), Piece(8, 12, "chunk", False, 1)]
+    return Layout((*pieces, Piece(12, 14, "fresh", True)), 14, ((), spread, others, ()))
+
+
+def test_expected_error_is_attention_times_variance():
+    layout, attention_T = layout_of((0.1, 0.2, 0.3, 0.1), (0.2, 0.2, 0.2, 0.2)), torch.ones(14)
+    attention_T[4], attention_T[9] = 16.0, 3.0  # .16 and .12; .09 of row 6, .04 of the others, .01 of row 7
+    picked = [ExpectedError(rows=n).choose(Candidates(layout.stale, layout, attention_T)).tolist() for n in (1, 2, 3)]
+    assert picked == [[4], [4, 9], [4, 6, 9]]
+
+
+def test_expected_error_without_spread_is_query_attention():
+    attention_T = torch.rand(14, generator=torch.Generator().manual_seed(2))
+    layout = layout_of(())
+    assert layout.spread is None
+    candidates = Candidates(layout.stale, layout, attention_T)
+    assert torch.equal(ExpectedError(0.5).choose(candidates), QueryAttention(0.5).choose(candidates))
+
+
+def test_rows_of_unknown_spread_have_the_mean_of_the_others():
+    spread = layout_of((0.1, 0.2, 0.3, 0.4)).spread
+    assert spread[4:8].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert spread[8:12].tolist() == pytest.approx([0.25] * 4)

@@ -15,7 +15,7 @@ from torch import Tensor
 from blend.errors import BudgetError
 from blend.layout import Layout
 
-__all__ = ["Candidates", "FreshKV", "Selector", "Wants", "budget_rows", "top_rows"]
+__all__ = ["Candidates", "FreshKV", "Outlook", "Selector", "Wants", "budget_rows", "top_rows"]
 
 Wants = Literal["nothing", "question_attention", "fresh_kv", "both"]
 """The evidence that a selector asks for; see :class:`Selector`."""
@@ -40,12 +40,30 @@ class Candidates(NamedTuple):
         layout: the prompt's pieces.
         attention_T: the question's attention over all rows, fp32 (only for selectors that want it).
         fresh: fresh against cached K/V at a check layer (only for selectors that check).
+        elapsed: seconds since the request began.
     """
 
     stale: Tensor
     layout: Layout
     attention_T: Tensor | None = None
     fresh: FreshKV | None = None
+    elapsed: float = 0.0
+
+
+class Outlook(NamedTuple):
+    """What is known of a request before anything of it is computed.
+
+    Attributes:
+        rows: of the prompt.
+        prefix: rows of it that an exact prefix covers.
+        fresh: rows that are computed whatever is chosen: the question, and what nothing is known of.
+        missing: rows of chunks that have to be encoded before they can be reused.
+    """
+
+    rows: int
+    prefix: int
+    fresh: int
+    missing: int
 
 
 class Selector(ABC):
@@ -62,6 +80,8 @@ class Selector(ABC):
 
     wants: ClassVar[Wants] = "nothing"
     name: ClassVar[str]
+    adapts: ClassVar[bool] = False
+    """Whether it weighs what a request costs, so that a plain prefill is among its choices even where it is named."""
 
     @property
     def wants_attention(self) -> bool:
@@ -76,6 +96,14 @@ class Selector(ABC):
     @abstractmethod
     def choose(self, candidates: Candidates) -> Tensor:
         """Rows to compute again: int64, sorted, unique, a subset of ``candidates.stale``."""
+
+    def explain(self, candidates: Candidates) -> str | None:
+        """For the report: why :meth:`choose` takes as many of these as it does; None where a budget says it all."""
+        return None
+
+    def rather_prefill(self, outlook: Outlook) -> str | None:
+        """Why a request is better prefilled in full than fused; None where it is not."""
+        return None
 
     def check_layers(self, layers: int) -> tuple[int, ...]:
         """Layers (ascending) at which fresh K/V are wanted, for a model of ``layers`` layers."""

@@ -208,7 +208,9 @@ def read_head(data: Bytes, key: str) -> Head:
     spans, parts = _places(table, len(digests))
     first = 8 + count
     retention = Retention(*meta["retention"])
-    kv = ChunkKV(key, meta["fingerprint"], tuple(meta["ids"]), tuple(meta["prelude"]), meta["length"], (), retention)
+    ids, prelude = tuple(meta["ids"]), tuple(meta["prelude"])
+    mean = meta.get("averaged", 0), tuple(meta.get("spread", ()))
+    kv = ChunkKV(key, meta["fingerprint"], ids, prelude, meta["length"], (), retention, *mean)
     placed = tuple((first + start, first + stop) for start, stop in spans)
     return Head(kv, codec_by_name(meta["codec"]), placed[-1][1] if placed else size, placed, specs, parts, digests)
 
@@ -238,6 +240,8 @@ def _places(table: dict[str, Any], count: int) -> tuple[list[tuple[int, int]], t
 
 
 def _metadata(kv: ChunkKV, codec: Codec, specs: Sequence[LayerSpec]) -> str:
+    # Entries that are no mean look as they did before there were any.
+    mean = {"averaged": kv.averaged, "spread": kv.spread} if kv.averaged else {}
     return json.dumps(
         {
             "format": FORMAT_VERSION,
@@ -248,6 +252,7 @@ def _metadata(kv: ChunkKV, codec: Codec, specs: Sequence[LayerSpec]) -> str:
             "prelude": kv.prelude,
             "length": kv.length,
             "retention": kv.retention,
+            **mean,
             "layers": [(s.key_shape, s.value_shape, _DTYPES[s.key_dtype], _DTYPES[s.value_dtype]) for s in specs],
         },
         separators=_COMPACT,

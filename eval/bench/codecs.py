@@ -162,7 +162,7 @@ def run_codec_bench(options: CodecOptions, console: Console, blender: Blender | 
     """
     cases = demo_cases(options.k, options.seed, options.limit)
     own = blender is None
-    blender = blender or Blender.from_pretrained(options.model, dtype=options.dtype)
+    blender = blender or Blender.from_pretrained(options.model, dtype=options.dtype, background=None)
     setup = blender.setup
     costs: dict[str, Cost] = {}
     found = {name: Divergence() for name in options.names}

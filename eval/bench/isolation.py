@@ -66,7 +66,7 @@ def auc(known: Sequence[float], unknown: Sequence[float]) -> float:
 def run_isolation_bench(options: IsolationOptions, console: Console, blender: Blender | None = None) -> dict[str, Any]:
     """Runs the bench, prints its table and returns the figures as plain data."""
     own = blender is None
-    blender = blender or Blender.from_pretrained(options.model, dtype=options.dtype)
+    blender = blender or Blender.from_pretrained(options.model, dtype=options.dtype, background=None)
     times: dict[str, dict[bool, list[float]]] = {way: {True: [], False: []} for way in WAYS}
     complete = True
     try:

@@ -108,7 +108,7 @@ def run_ratio_bench(options: RatioOptions, console: Console, blender: Blender | 
     """
     cases = demo_cases(options.k, options.seed, options.limit)
     own = blender is None
-    blender = blender or Blender.from_pretrained(options.model, dtype=options.dtype)
+    blender = blender or Blender.from_pretrained(options.model, dtype=options.dtype, background=None)
     points: dict[str, dict[float, Point]] = {name: {ratio: Point() for ratio in options.ratios} for name in SELECTORS}
     n, complete = 0, False
     try:

@@ -92,7 +92,7 @@ def run_stores_bench(options: StoresOptions, console: Console, blender: Blender 
     bench = options.bench
     name, selector = next(iter(methods(bench.ratio, bench.systems or ("prophetkv",)).items()))
     own = blender is None
-    blender = blender or Blender.from_pretrained(bench.model, dtype=bench.dtype)
+    blender = blender or Blender.from_pretrained(bench.model, dtype=bench.dtype, background=None)
     prompt = bench_prompt(blender, bench)
     admit(blender.view, blender.tokenizer, prompt)
     blender.encode(prompt.chunks, system=prompt.system, progress=True)

@@ -136,7 +136,7 @@ def run_ttft_bench(options: BenchOptions, console: Console, blender: Blender | N
     """
     chosen = methods(options.ratio, options.systems)
     own = blender is None
-    blender = blender or Blender.from_pretrained(options.model, dtype=options.dtype)
+    blender = blender or Blender.from_pretrained(options.model, dtype=options.dtype, background=None)
     prompt = bench_prompt(blender, options)
     admit(blender.view, blender.tokenizer, prompt)  # before the chunks of a prompt that is too long are encoded
     blender.encode(prompt.chunks, system=prompt.system, progress=True)

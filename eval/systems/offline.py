@@ -127,6 +127,7 @@ class _Prepared(Setup):
         system: tuple[int, ...],
         retention: Retention = DEFAULT_RETENTION,
         stale: Collection[Chunk] = (),
+        alone: Collection[Chunk] = (),
     ) -> Iterator[Found]:
         raise NotPrepared(
             f"{len(chunks)} of the prompt's chunks have no KV in context in the store (the first has "

@@ -75,11 +75,12 @@ def save(
 
 def _copy_kv(catalogue: Catalogue, blender: Blender, record: Record, target: Path) -> None:
     assert blender.text is not None, "a pipeline is refused without a tokenizer"
-    plan = blender.setup.plan(blender.text.system_ids(record.settings.system))
+    system = blender.text.system_ids(record.settings.system)
     numbers = sorted(catalogue.numbers())
     with open_store(_address(target, record.store)) as store:
         for at in range(0, len(numbers), _STEP):
-            keys = [plan.key(Chunk(ids)) for ids in catalogue.ids(numbers[at : at + _STEP]).values()]
+            chunks = [Chunk(ids) for ids in catalogue.ids(numbers[at : at + _STEP]).values()]
+            keys = [key for chunk in chunks for key in blender.setup.keys(chunk, system)]
             store.put_many([kv for kv in blender.store.get_many(keys) if kv is not None])
 
 
