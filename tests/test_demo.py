@@ -134,7 +134,7 @@ def test_a_short_run(blender, screen):
     assert figures["dtype"] == "bfloat16"
     assert figures["data"]["questions"] == 2
     assert figures["data"]["encoded"]["passages"] == 40
-    assert list(figures["systems"]) == ["full", "prefix", "reuse", "cacheblend", "epic", "prophetkv"]
+    assert list(figures["systems"]) == ["full", "prefix", "reuse", "cacheblend", "epic", "prophetkv", "kvblend"]
     for system in figures["systems"].values():
         assert set(system) >= KEYS
         assert system["ttft_s"] > 0

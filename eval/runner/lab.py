@@ -40,7 +40,8 @@ class Lab:
         passages: of each set, for offline stages.
         dtype: of weights and KV; None for the model's own.
         store: for chunk KV; memory if None.
-        blender: in place of loading a model; it is left open.
+        blender: in place of loading a model; it is left open. Its chunk KV is plain: that is what published systems
+            work on, and those that average keep theirs beside it.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class Lab:
         blender: Blender | None = None,
     ) -> None:
         self._owns = blender is None
-        self.blender = blender or Blender.from_pretrained(model, dtype=dtype, store=store)
+        self.blender = blender or Blender.from_pretrained(model, dtype=dtype, store=store, background=None)
+        if self.blender.setup.background:
+            self.blender = self.blender.averaged(None)
         self._passages = passages
         self._systems: dict[tuple[str, float], System] = {}
         self._embedder: Any = None

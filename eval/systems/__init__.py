@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from eval.systems.ape import ape
+from eval.systems.averaged import cacheblend_averaged, epic_averaged, kvblend, prophetkv_averaged, reuse_averaged
 from eval.systems.base import Case, Corpus, Fused, Outcome, System, UnknownSystem
 from eval.systems.cachecraft import cachecraft
 from eval.systems.exact import full, prefix, prefix_warm
@@ -34,6 +35,7 @@ SYSTEMS: dict[str, Callable[[float], System]] = {
     "full": full,
     "prefix": prefix,
     "prefix-warm": prefix_warm,
+    "kvblend": kvblend,
     "reuse": reuse,
     "reuse-unrotated": reuse_unrotated,
     "cacheblend": cacheblend,
@@ -50,6 +52,10 @@ SYSTEMS: dict[str, Callable[[float], System]] = {
     "fusionrag": fusionrag,
     "prophetkv-offline": prophetkv_offline,
     "cachecraft": cachecraft,
+    "reuse-averaged": reuse_averaged,
+    "epic-averaged": epic_averaged,
+    "cacheblend-averaged": cacheblend_averaged,
+    "prophetkv-averaged": prophetkv_averaged,
     "oracle-kv": oracle_kv,
     "oracle-attention": oracle_attention,
     "kvboost": kvboost,
@@ -63,8 +69,8 @@ PEERS = ("kvboost", "llamacpp")
 OWN = tuple(name for name in SYSTEMS if name not in PEERS)
 """All that run with what kvblend itself needs."""
 
-DEMO = ("full", "prefix", "reuse", "cacheblend", "epic", "prophetkv")
-"""The six of the demo."""
+DEMO = ("full", "prefix", "reuse", "cacheblend", "epic", "prophetkv", "kvblend")
+"""Those of the demo."""
 
 
 def make_systems(names: Sequence[str], ratio: float) -> tuple[System, ...]:
