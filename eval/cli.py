@@ -114,6 +114,7 @@ def plan(
     overlap: OverlapOption = 32,
     system: Annotated[int, typer.Option(help="Rows of the system part.")] = 32,
     question: Annotated[int, typer.Option(help="Rows of the question.")] = 32,
+    contexts: Annotated[int, typer.Option(help="Contexts that KV is averaged over; 0: passages encoded alone.")] = 4,
     dtype: DtypeOption = None,
     tflops: Annotated[float | None, typer.Option(help="10^12 operations per second; measured if not given.")] = None,
     asks_per_day: Annotated[float | None, typer.Option(help="Questions a day, for break-even in days.")] = None,
@@ -124,8 +125,9 @@ def plan(
     from eval.planning.plan import PlanOptions, run_plan
 
     set_threads(threads)
-    work = (documents, tokens, k, ratio, size, overlap, system, question)
-    write(json_file, run_plan(PlanOptions(model, *work, dtype_of(dtype), tflops, asks_per_day), Console()))
+    work = (documents, tokens, k, ratio, size, overlap, system, question, contexts)
+    options = PlanOptions(model, *work, dtype=dtype_of(dtype), tflops=tflops, asks_per_day=asks_per_day)
+    write(json_file, run_plan(options, Console()))
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from transformers import LlamaConfig
 from typer.testing import CliRunner
 
-from blend import Blender, BudgetError, Chunk, FirstK, KVDeviation, Prompt, QueryAttention
+from blend import Background, Blender, BudgetError, Chunk, FirstK, KVDeviation, Prompt, QueryAttention
 from blend.hf.shape import model_shape
 from blend.testing.prompts import tiny_ids
 from blend.testing.tiny import tiny_config, tiny_model
@@ -101,13 +101,15 @@ def test_the_published_ideals_of_4096_rows(shape):
     assert all(gain.gain < gain.by_rows for gain in gains.values()), "late rows see more than early ones"
 
 
-def test_sizes_by_hand(shape):
-    options = PlanOptions("smollm2", documents=10, tokens=1000, size=256, overlap=32)
+@pytest.mark.parametrize(("contexts", "entries"), [(0, 1), (1, 2), (4, 2)])
+def test_sizes_by_hand(shape, contexts, entries):
+    options = PlanOptions("smollm2", documents=10, tokens=1000, size=256, overlap=32, contexts=contexts)
     assert options.passages_each == math.ceil((1000 - 32) / 224) == 5
     assert options.rows == 10 * (1000 + 4 * 32)
     figures = make_plan(shape, options, RATE).as_dict()
     assert figures["bytes_per_row"] == 30 * 2 * 3 * 64 * 2
-    assert figures["disk_bytes"] == 11_280 * 23_040
+    assert figures["contexts"] == contexts
+    assert figures["disk_bytes"] == entries * 11_280 * 23_040
     assert figures["prompt_rows"] == 32 + 6 * 256 + 32
     assert figures["memory_bytes"] == shape.params * 2 + 2 * 1600 * 23_040
 
@@ -121,7 +123,55 @@ def test_operations_by_hand(shape):
     assert figures["full_s"] == pytest.approx(figures["full_flops"] / 1e12)
     saved = figures["full_flops"] - figures["methods"]["prophetkv"]["flops"]
     assert figures["asks_per_passage"] == pytest.approx(figures["encode_flops"] / (saved / 6))
-    assert figures["read_bytes_per_s"] == pytest.approx(6 * 256 * 23_040 / (saved / 1e12))
+    assert figures["read_bytes_per_s"] == pytest.approx(6 * 256 * 23_040 / (saved / 1e12)), "one entry of a passage"
+
+
+def encode_by_hand(*behind):
+    """Operations of 256 rows of SmolLM2-135M behind each of these: weights, pairs of rows, the last row's logits."""
+    weights = 30 * (576 * 576 * 2 + 2 * 576 * 192 + 3 * 576 * 1536)
+    pairs = 30 * 2 * 9 * (64 + 64)
+    return sum(256 * 2 * weights + (256 * rows + 256 * 257 / 2) * pairs + 2 * 576 * 49152 for rows in behind)
+
+
+@pytest.mark.parametrize(
+    ("options", "behind"),
+    [
+        ({"contexts": 0}, (32,)),
+        ({}, (32, 432, 432, 432, 432)),
+        ({"contexts": 2, "context_rows": 100, "system": 0}, (0, 100, 100)),
+    ],
+)
+def test_encoding_by_hand(shape, options, behind):
+    """Alone, and behind the system part and each context; what it costs is what must be saved."""
+    asked = PlanOptions("smollm2", 10, 1000, asks_per_day=7, **options)
+    figures = make_plan(shape, asked, RATE).as_dict()
+    cost = encode_by_hand(*behind)
+    saved = figures["full_flops"] - figures["methods"]["prophetkv"]["flops"]
+    assert figures["encode_flops"] == cost
+    assert figures["encode_all_s"] == pytest.approx(50 * cost / 1e12)
+    assert figures["asks_per_passage"] == pytest.approx(cost / (saved / 6))
+    assert figures["asks_for_all"] == pytest.approx(50 * cost / saved)
+    assert figures["days"] == pytest.approx(50 * cost / saved / 7)
+
+
+def test_contexts_change_what_is_kept_and_encoded_and_nothing_else(shape):
+    alone, mean = (make_plan(shape, PlanOptions("smollm2", 10, 1000, contexts=n), RATE).as_dict() for n in (0, 4))
+    changed = {"contexts", "disk_bytes", "encode_flops", "encode_all_s", "asks_per_passage", "asks_for_all"}
+    assert {key for key in mean if mean[key] != alone[key]} == changed
+
+
+@pytest.mark.parametrize("contexts", [0, 3])
+def test_disk_bytes_are_those_of_what_a_blender_keeps(contexts):
+    """All entries that encoding leaves in the store, as many bytes as are planned."""
+    config = tiny_config("llama")
+    background = Background(tuple(tuple(tiny_ids(30 + i)) for i in range(contexts)))
+    options = PlanOptions("", documents=5, tokens=40, size=40, overlap=0, contexts=contexts)
+    with Blender(tiny_model("llama"), check=False, background=background) as blender:
+        ids = tiny_ids(5 * 40)
+        blender.encode([Chunk(ids[start : start + 40]) for start in range(0, 200, 40)], system=(1, 2))
+        stored = [blender.store.get(key) for key in list(blender.store.keys())]
+        planned = make_plan(model_shape(config, blender.view.dtype), options, RATE)
+    assert sum(kv.nbytes for kv in stored) == planned.kv_bytes
 
 
 def test_short_documents_are_one_passage(shape):
@@ -156,6 +206,8 @@ def test_the_rate_is_measured_and_said_so():
         ({"tokens": 0}, "tokens is 0"),
         ({"k": 0}, "k is 0"),
         ({"question": 0}, "question is 0"),
+        ({"contexts": -1}, "contexts is -1"),
+        ({"context_rows": 0}, "context-rows is 0"),
         ({"system": -1}, "system is -1"),
         ({"overlap": 256}, "overlap is 256"),
         ({"overlap": -1}, "overlap is -1"),
@@ -182,12 +234,29 @@ def test_formulas_are_shown_with_their_numbers(folder):
     text = shown(folder, k=3, tflops=2.0, asks_per_day=5)
     assert "(4 × (2 × 16 + 2 × 16)) × 2 B = 512 B" in text
     assert "10 × ⌈(100 − 4) / (32 − 4)⌉ = 40" in text
-    assert "10 × (100 + 3 × 4) × 512 B = 573.44 kB" in text
+    assert "entries (alone, and the mean; a question reads one) × documents" in text
+    assert "2 × 10 × (100 + 3 × 4) × 512 B = 1.15 MB" in text
+    assert "1.15 MB for the KV of all passages, kept alone and as the mean over 4 contexts of 400 rows" in text
+    assert "for all, once, each alone and behind 4 contexts of 400 rows" in text
+    assert "(32 rows behind 32) + 4 × (32 rows behind 432) = " in text
+    assert "ProphetKV and the default" in text
     assert "4 × 61.4 k = 246 k" in text
     assert "Operations per second: 2 T, as given" in text
     assert "days" in text
     assert "arithmetic on the config, not a measurement" in text
     assert "longer than the model's context" not in text
+
+
+def test_passages_alone_are_shown_as_such(folder):
+    text = shown(folder, k=3, tflops=2.0, contexts=0)
+    assert "= 10 × (100 + 3 × 4) × 512 B = 573.44 kB" in text
+    assert "= 32 rows behind 32 = " in text
+    assert "entries (alone" not in text
+    assert "contexts" not in text
+
+
+def test_one_context_is_one(folder):
+    assert "the mean over 1 context of 400 rows" in shown(folder, tflops=2.0, contexts=1)
 
 
 def test_a_prompt_beyond_the_context(folder):
@@ -207,8 +276,24 @@ def test_the_command(folder, tmp_path):
     assert result.exit_code == 0, result.output
     figures = json.loads(target.read_text())
     assert (figures["bytes_per_row"], figures["dtype"]) == (1024, "float32")
+    assert (figures["contexts"], figures["disk_bytes"]) == (4, 2 * 10 * 100 * 1024)
     assert set(figures["methods"]) == set(SELECTORS)
     assert "measured here" in figures["rate"]["source"]
+
+
+def test_the_command_with_passages_alone(folder, tmp_path):
+    target = tmp_path / "plan.json"
+    command = ["plan", str(folder), "--documents", "10", "--tokens", "100", "--contexts", "0", "--tflops", "1"]
+    result = CliRunner().invoke(app, [*command, "--json", str(target)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(target.read_text())["disk_bytes"] == 10 * 100 * 512
+
+
+def test_the_command_refuses_bad_contexts(folder):
+    command = ["plan", str(folder), "--documents", "10", "--tokens", "100", "--contexts", "-1"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "contexts is -1: it must be 0 or more" in str(result.exception)
 
 
 def test_a_model_that_is_not_there():

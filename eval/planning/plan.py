@@ -18,7 +18,11 @@ from blend.errors import BudgetError
 from blend.hf.shape import ModelShape, read_shape
 from eval.rag.flops import METHODS, Ask, alike, fused_flops
 
-__all__ = ["Gain", "Plan", "PlanOptions", "Rate", "make_plan", "matmul_rate", "run_plan"]
+__all__ = ["DEFAULT", "Gain", "Plan", "PlanOptions", "Rate", "make_plan", "matmul_rate", "run_plan"]
+
+DEFAULT = "prophetkv"
+"""The method that break-even goes by. A Blender's default takes the same operations: a probe of the question, then the
+chosen rows, and which rows are chosen does not change how many operations they take."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,9 @@ class PlanOptions:
         overlap: tokens that neighbours share.
         system: rows of the system part, which passages are encoded behind.
         question: rows of the question.
+        contexts: that each passage is encoded behind, once each, for the mean that is stored beside its KV alone; 0
+            for passages that are encoded alone.
+        context_rows: of each context; counted whole, also where a small model would cut them.
         dtype: of weights and KV; None for the checkpoint's own.
         tflops: 10**12 operations per second; None measures a matrix product here.
         asks_per_day: for break-even in days.
@@ -52,16 +59,20 @@ class PlanOptions:
     overlap: int = 32
     system: int = 32
     question: int = 32
+    contexts: int = 4
+    context_rows: int = 400
     dtype: torch.dtype | None = None
     tflops: float | None = None
     asks_per_day: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("documents", "tokens", "k", "size", "question"):
+        for name in ("documents", "tokens", "k", "size", "question", "context_rows"):
             if getattr(self, name) < 1:
-                raise BudgetError(f"{name} is {getattr(self, name)}: it must be 1 or more")
+                raise BudgetError(f"{name.replace('_', '-')} is {getattr(self, name)}: it must be 1 or more")
         if self.system < 0:
             raise BudgetError(f"system is {self.system} rows: it must be 0 or more")
+        if self.contexts < 0:
+            raise BudgetError(f"contexts is {self.contexts}: it must be 0 or more; 0 encodes passages alone")
         if not 0 <= self.overlap < self.size:
             raise BudgetError(f"overlap is {self.overlap}: it must be 0 or more, and less than the size {self.size}")
         if not 0.0 <= self.ratio <= 1.0:
@@ -83,8 +94,13 @@ class PlanOptions:
 
     @property
     def rows(self) -> int:
-        """Rows that are stored: the tokens, those in an overlap twice."""
+        """Rows of all passages: the tokens, those in an overlap twice."""
         return self.documents * (self.tokens + (self.passages_each - 1) * self.overlap)
+
+    @property
+    def entries(self) -> int:
+        """What is stored of a passage: its KV alone and, with contexts, the mean over them. A question reads one."""
+        return 2 if self.contexts else 1
 
     @property
     def ask(self) -> Ask:
@@ -116,7 +132,8 @@ class Plan:
         shape: of the model.
         rate: of the machine.
         full_flops: operations of a full prefill of the prompt.
-        encode_flops: operations of encoding a passage.
+        encode_flops: operations of encoding a passage, alone and behind each context. The contexts' own KV is left
+            out: it is computed once for all passages.
         gains: per method.
     """
 
@@ -129,8 +146,8 @@ class Plan:
 
     @property
     def kv_bytes(self) -> int:
-        """KV of all passages, as computed."""
-        return self.options.rows * self.shape.row_bytes
+        """KV of all passages, as computed, in all of their entries."""
+        return self.options.entries * self.options.rows * self.shape.row_bytes
 
     @property
     def prompt_bytes(self) -> int:
@@ -145,7 +162,7 @@ class Plan:
     @property
     def saved_flops(self) -> float:
         """Operations that the default method saves per question; less than 0 where it costs more."""
-        return self.full_flops - self.gains["prophetkv"].flops
+        return self.full_flops - self.gains[DEFAULT].flops
 
     @property
     def asks_per_passage(self) -> float:
@@ -217,6 +234,7 @@ def make_plan(shape: ModelShape, options: PlanOptions, rate: Rate) -> Plan:
     ask = options.ask
     full = shape.prefill_flops(ask.rows)
     encode = shape.prefill_flops(ask.passage, behind=ask.system)
+    encode += options.contexts * shape.prefill_flops(ask.passage, behind=ask.system + options.context_rows)
     rows_only = alike(shape)
     gains = {}
     for method in METHODS:

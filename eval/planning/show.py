@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blend.hf.shape import ModelShape
-from eval.planning.plan import Plan
+from eval.planning.plan import DEFAULT, Plan, PlanOptions
 from eval.rag.flops import METHODS
 
 __all__ = ["formulas", "notes", "tables"]
@@ -27,10 +27,11 @@ def tables(plan: Plan) -> Iterator[Table]:
     takes = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, show_header=False)
     takes.add_row("passages", f"{options.passages:,} of at most {options.size:,} tokens")
     takes.add_row("KV of a token", _bytes(shape.row_bytes))
-    takes.add_row("disk", f"{_bytes(plan.kv_bytes)} for the KV of all passages")
+    takes.add_row("disk", f"{_bytes(plan.kv_bytes)} for the KV of all passages{_kept(options)}")
     takes.add_row("memory", f"{_bytes(plan.memory)}: the weights, and one prompt's KV twice")
     takes.add_row("a question", f"{ask.rows:,} rows: {ask.k} passages, the system part, the question")
-    takes.add_row("encoding", f"{_time(options.passages * plan.encode_flops / plan.rate.flops)} for all, once")
+    seconds = _time(options.passages * plan.encode_flops / plan.rate.flops)
+    takes.add_row("encoding", f"{seconds} for all, once{_encoded(options)}")
     takes.add_row("break-even", _break_even(plan))
     takes.add_row("reading", f"pays if the store reads more than {_rate(plan.read_rate)}")
     yield takes
@@ -42,6 +43,7 @@ def tables(plan: Plan) -> Iterator[Table]:
     for method, title in METHODS.items():
         gain = plan.gains[method]
         seconds = _time(gain.flops / plan.rate.flops)
+        title += " and the default" if method == DEFAULT else ""
         gains.add_row(title, _si(gain.flops), f"{gain.gain:.2f}x", f"{gain.by_rows:.2f}x", seconds)
     yield gains
 
@@ -60,7 +62,7 @@ def notes(plan: Plan) -> Text:
         "This is arithmetic on the config, not a measurement: memory traffic, norms, look-up and moving keys cost too. "
         "`kvblend bench ttft` measures, and `kvblend check` proves whether the model can be fused.",
         f"Operations per second: {plan.rate.flops / 1e12:.3g} T, {plan.rate.source}; a forward pass reaches less.",
-        "Codecs make the stored KV smaller (`kvblend bench codecs`); headers add some kilobytes per passage.",
+        "Codecs make the stored KV smaller (`kvblend bench codecs`); headers add some kilobytes per entry.",
     ]
     context = plan.shape.context
     if context is not None and plan.options.ask.rows > context:
@@ -90,10 +92,12 @@ def _sizes(plan: Plan) -> Iterator[tuple[str, str, str]]:
         f"{options.documents:,} × ⌈({options.tokens:,} − {overlap}) / ({options.size} − {overlap})⌉ "
         f"= {options.passages:,}",
     )
+    kept = "entries (alone, and the mean; a question reads one) × " if options.contexts else ""
+    entries = f"{options.entries} × " if options.contexts else ""
     yield (
         "disk",
-        "documents × (tokens + (passages of one − 1) × overlap) × KV of a token",
-        f"{options.documents:,} × ({options.tokens:,} + {each - 1} × {overlap}) × {shape.row_bytes:,} B "
+        f"{kept}documents × (tokens + (passages of one − 1) × overlap) × KV of a token",
+        f"{entries}{options.documents:,} × ({options.tokens:,} + {each - 1} × {overlap}) × {shape.row_bytes:,} B "
         f"= {_bytes(plan.kv_bytes)}",
     )
     yield (
@@ -132,24 +136,25 @@ def _operations(plan: Plan) -> Iterator[tuple[str, str, str]]:
     )
     yield (
         "ProphetKV",
-        "the question alone through all layers, then as EPIC",
+        "the question alone through all layers, then as EPIC; the default chooses other rows, as many",
         f"{ask.question} rows through {last} layers + as EPIC = {cost['prophetkv']}",
     )
     yield (
         "TTFT gain",
-        "full prefill / ProphetKV",
-        f"{_si(plan.full_flops)} / {cost['prophetkv']} = {plan.gains['prophetkv'].gain:.2f}",
+        "full prefill / the default, which takes what ProphetKV takes",
+        f"{_si(plan.full_flops)} / {cost[DEFAULT]} = {plan.gains[DEFAULT].gain:.2f}",
     )
 
 
 def _worth(plan: Plan) -> Iterator[tuple[str, str, str]]:
     options, ask, row_bytes = plan.options, plan.options.ask, plan.shape.row_bytes
     saved, encode = plan.saved_flops, plan.encode_flops
-    yield (
-        "encoding a passage",
-        "a prefill of its rows behind the system part",
-        f"{ask.passage} rows behind {ask.system} = {_si(encode)}",
-    )
+    words, numbers = "a prefill of its rows behind the system part", f"{ask.passage} rows behind {ask.system}"
+    if options.contexts:
+        words += " + contexts × one behind a context too (whose own KV, computed once for all, is left out)"
+        behind = ask.system + options.context_rows
+        numbers = f"({numbers}) + {options.contexts} × ({ask.passage} rows behind {behind})"
+    yield "encoding a passage", words, f"{numbers} = {_si(encode)}"
     yield (
         "break-even",
         "encoding a passage / (saved per question / k), in questions that find the passage",
@@ -180,6 +185,19 @@ def _pairs(plan: Plan) -> str:
     rows = plan.options.ask.rows
     kinds = Counter((x.seen(rows - 1 if x.alone else 0, rows), x.pair_flops) for x in plan.shape.layers)
     return " + ".join(f"{count} × {_si(pairs)} × {_si(flops)}" for (pairs, flops), count in kinds.items())
+
+
+def _kept(options: PlanOptions) -> str:
+    return f", kept alone and as the mean over {_contexts(options)}" if options.contexts else ""
+
+
+def _encoded(options: PlanOptions) -> str:
+    return f", each alone and behind {_contexts(options)}" if options.contexts else ""
+
+
+def _contexts(options: PlanOptions) -> str:
+    count = options.contexts
+    return f"{count:,} context{'s' if count > 1 else ''} of {options.context_rows:,} rows"
 
 
 def _break_even(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from blend.hf.shape import LayerShape, ModelShape
 __all__ = ["METHODS", "Ask", "alike", "fused_flops"]
 
 METHODS = {"epic": "EPIC", "cacheblend": "CacheBlend", "prophetkv": "ProphetKV"}
-"""The ways to repair that are compared, with their titles; the last is the default of a Blender."""
+"""The ways to repair that are compared, with their titles; the last is what a Blender costs by default."""
 
 
 class Span(NamedTuple):
