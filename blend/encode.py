@@ -27,7 +27,7 @@ from blend.errors import PromptTooLong
 from blend.hf.view import ModelView
 from blend.keys import chunk_key
 
-__all__ = ["EncodePlan", "Lead", "encode_chunks"]
+__all__ = ["EncodePlan", "Lead", "batches", "encode_chunks", "require_room"]
 
 
 class EncodePlan(NamedTuple):
@@ -96,25 +96,31 @@ def encode_chunks(
         PromptTooLong: prelude and chunk together exceed the model's context; nothing is encoded then.
     """
     leads = leads or [Lead((*plan.prelude, *ids)) for ids in plan.background.contexts or ((),)]
-    longest = max((len(c) for c in chunks), default=0) + len(plan.prelude)
+    require_room(view, chunks, plan.prelude)
+    by_length = sorted(chunks, key=len)
+    if not plan.background:
+        for batch in batches(by_length, plan.batch_rows):
+            yield from _encode_batch(view, batch, plan, leads[0])
+        return
+    for room, alike in groupby(by_length, lambda chunk: _room(view, len(plan.prelude), len(chunk))):
+        fitting = [lead.first(room) for lead in leads]
+        for batch in batches(list(alike), plan.batch_rows):
+            yield from _average_batch(view, batch, plan, fitting)
+
+
+def require_room(view: ModelView, chunks: Sequence[Chunk], prelude: Sequence[int]) -> None:
+    """Raises :class:`PromptTooLong` where the model cannot hold the prelude and the longest of the chunks."""
+    longest = max((len(chunk) for chunk in chunks), default=0) + len(prelude)
     if view.context is not None and longest > view.context:
         chunk = max(chunks, key=len)
         raise PromptTooLong(
             f"chunk {chunk.name!r} has {len(chunk)} tokens, {longest} with its prelude, and the model holds "
             f"{view.context}: split it into smaller chunks"
         )
-    by_length = sorted(chunks, key=len)
-    if not plan.background:
-        for batch in _batches(by_length, plan.batch_rows):
-            yield from _encode_batch(view, batch, plan, leads[0])
-        return
-    for room, alike in groupby(by_length, lambda chunk: _room(view, len(plan.prelude), len(chunk))):
-        fitting = [lead.first(room) for lead in leads]
-        for batch in _batches(list(alike), plan.batch_rows):
-            yield from _average_batch(view, batch, plan, fitting)
 
 
-def _batches(chunks: Sequence[Chunk], rows: int) -> Iterator[list[Chunk]]:
+def batches(chunks: Sequence[Chunk], rows: int) -> Iterator[list[Chunk]]:
+    """Chunks in ascending length as batches of at most so many rows, padding included, or of one chunk."""
     batch: list[Chunk] = []
     for chunk in chunks:  # ascending, so the newest is the longest
         if batch and (len(batch) + 1) * len(chunk) > rows:

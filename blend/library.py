@@ -163,12 +163,11 @@ class Library:
         setup = self.setup
         known = [setup.fetch(chunks, system, alone) for alone in (chunks, ())[: 1 + bool(setup.background)]]
         missing = [chunk for chunk in chunks if any(chunk not in found for found in known)]
-        rows = nbytes = 0
-        encoded: set[tuple[int, ...]] = set()
+        encoded = rows = nbytes = 0
         done = setup.encode_fully(missing, system, retention) if missing else iter(())
-        for found in track(done, total=len(missing) * len(known), label="encoding", show=progress):
-            if found.encoded:
-                encoded.add(found.kv.ids)
-                rows += len(found.kv.ids)
-                nbytes += found.kv.nbytes
-        return Encoded(len(encoded), len(chunks) - len(encoded), rows, nbytes)
+        for entries in track(done, total=len(missing), label="encoding", show=progress):
+            fresh = [found.kv for found in entries if found.encoded]
+            encoded += bool(fresh)
+            rows += sum(len(kv.ids) for kv in fresh)
+            nbytes += sum(kv.nbytes for kv in fresh)
+        return Encoded(encoded, len(chunks) - encoded, rows, nbytes)

@@ -12,7 +12,7 @@ import torch
 from blend.afterwards import Afterwards
 from blend.background import NO_BACKGROUND, Background
 from blend.chunk import DEFAULT_RETENTION, Chunk, ChunkKV, KVLayers, Retention
-from blend.encode import EncodePlan, Lead, encode_chunks
+from blend.encode import EncodePlan, Lead, batches, encode_chunks, require_room
 from blend.flight import SingleFlight
 from blend.hf.view import ModelView
 from blend.leads import Leads
@@ -227,11 +227,21 @@ class Setup:
 
     def encode_fully(
         self, chunks: Sequence[Chunk], system: tuple[int, ...], retention: Retention = DEFAULT_RETENTION
-    ) -> Iterator[Found]:
-        """All that is kept of chunks, like :meth:`encode`: their KV alone, and then their mean if it is wanted."""
-        yield from self.encode(chunks, system, retention, alone=chunks)
-        if self.background:
-            yield from self.encode(chunks, system, retention)
+    ) -> Iterator[tuple[Found, ...]]:
+        """All that is kept of each chunk, like :meth:`encode`: its KV alone, and its mean if there is a background.
+
+        Both come batch by batch: who is interrupted has whole chunks in the store.
+
+        Raises:
+            PromptTooLong: a chunk that does not fit the model, before anything is encoded.
+        """
+        if not self.background:
+            yield from ((found,) for found in self.encode(chunks, system, retention))
+            return
+        require_room(self.view, chunks, self.plan(system).prelude)
+        for batch in batches(sorted(chunks, key=len), self.batch_rows):
+            alone = {found.kv.ids: found for found in self.encode(batch, system, retention, alone=batch)}
+            yield from ((alone[found.kv.ids], found) for found in self.encode(batch, system, retention))
 
     def _namer(self, system: tuple[int, ...], alone: Collection[Chunk]) -> Callable[[Chunk], str]:
         mean, single, apart = self.plan(system), self.plan(system, alone=True), frozenset(alone)

@@ -12,18 +12,16 @@ from retrieval.integrations.haystack import KVBlendGenerator
 
 DOCUMENTS = [
     Document(
-        content="The Otterbeck ferry is steered by Mira Tolle. It has crossed the river Sall since 1871.",
+        content="The Otterbeck ferry is steered by Mira Tolle. It crosses the river twice a day.",
         meta={"title": "Ferry"},
     ),
     Document(
-        content="The market hall of Drenn has a roof of green copper. It burned down in 1903 and was built again.",
-        meta={"title": "Market hall"},
+        content="Bread in Drenn is baked with sea water.",
+        meta={"title": "Bread"},
     ),
-    Document(
-        content="The river Sall rises below Mount Keth and flows to the harbour of Drenn.", meta={"title": "River"}
-    ),
+    Document(content="The lamps of the harbour are lit by hand.", meta={"title": "Lamps"}),
 ]
-QUESTIONS = ("Who steers the Otterbeck ferry?", "Which roof does the market hall have?")
+QUESTIONS = ("Who steers the Otterbeck ferry?", "What is the bread of Drenn baked with?")
 
 store = InMemoryDocumentStore()
 store.write_documents(DOCUMENTS)

@@ -11,16 +11,16 @@ from retrieval.integrations.langchain import ChatKVBlend, fused_documents_chain
 
 DOCUMENTS = [
     Document(
-        "The Otterbeck ferry is steered by Mira Tolle. It has crossed the river Sall since 1871.",
+        "The Otterbeck ferry is steered by Mira Tolle. It crosses the river twice a day.",
         metadata={"title": "Ferry"},
     ),
     Document(
-        "The market hall of Drenn has a roof of green copper. It burned down in 1903 and was built again.",
-        metadata={"title": "Market hall"},
+        "Bread in Drenn is baked with sea water.",
+        metadata={"title": "Bread"},
     ),
     Document("The river Sall rises below Mount Keth and flows to the harbour of Drenn.", metadata={"title": "River"}),
 ]
-QUESTIONS = ("Who steers the Otterbeck ferry?", "Which roof does the market hall have?")
+QUESTIONS = ("Who steers the Otterbeck ferry?", "What is the bread of Drenn baked with?")
 
 
 class MiniLM(Embeddings):

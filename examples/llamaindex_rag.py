@@ -9,11 +9,11 @@ from retrieval import Embedder
 from retrieval.integrations.llamaindex import KVBlendLLM, query_engine
 
 DOCUMENTS = [
-    Document(text="The Otterbeck ferry is steered by Mira Tolle. It has crossed the river Sall since 1871."),
-    Document(text="The market hall of Drenn has a roof of green copper. It burned down in 1903 and was built again."),
+    Document(text="The Otterbeck ferry is steered by Mira Tolle. It crosses the river twice a day."),
+    Document(text="Bread in Drenn is baked with sea water."),
     Document(text="The river Sall rises below Mount Keth and flows to the harbour of Drenn."),
 ]
-QUESTIONS = ("Who steers the Otterbeck ferry?", "Which roof does the market hall have?")
+QUESTIONS = ("Who steers the Otterbeck ferry?", "What is the bread of Drenn baked with?")
 
 
 class MiniLM(BaseEmbedding):

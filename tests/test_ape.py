@@ -218,7 +218,7 @@ def test_on_a_real_model_t_and_s_matter_and_help(smollm2):
         "The market hall of Drenn has a roof of green copper and eleven clocks.",
         "Bread in Marrow Bay is baked with sea water, and visitors call it grey bread.",
     ]
-    with Blender(model, tokenizer, check=False) as blender:
+    with Blender(model, tokenizer, background=None, check=False) as blender:
         prompt = blender.prompt("Who steers the Otterbeck ferry?", passages)
         reference = make_reference(blender, full_prefill(blender, prompt), 12)
         kl = {}

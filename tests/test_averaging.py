@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+import blend.library
 from blend import (
     Background,
     Blender,
@@ -284,7 +285,7 @@ def test_a_chunk_that_fills_the_model_is_its_own_mean():
         assert off(mean.layers, alone.layers) <= LIMIT
         assert mean.averaged == 3
         with pytest.raises(PromptTooLong, match="512"):
-            blender.encode([Chunk(tiny_ids(501, seed=3))], system=system)
+            blender.encode([Chunk((7,)), Chunk(tiny_ids(501, seed=3))], system=system)
         with pytest.raises(PromptTooLong, match="split it into smaller chunks"):
             blender.encode([Chunk((7,))], system=tiny_ids(512))
         assert len(list(blender.store.keys())) == 2
@@ -454,6 +455,22 @@ def test_encoded_chunks_hit_in_every_order(blender):
         assert sources(fusion) == ["hit"] * 3
         assert [chunk.exact for chunk in fusion.report.chunks] == [True, False, False]
     assert len(list(blender.store.keys())) == 6
+
+
+def test_progress_counts_chunks(blender, monkeypatch):
+    prompt, bars = tiny_prompt(9, chunks=(20, 21, 22, 23, 24, 25)), []
+
+    def bar(items, *, total, **options):
+        for item in items:
+            bars.append((total, len(list(blender.store.keys()))))
+            yield item
+
+    blender.setup = replace(blender.setup, batch_rows=50)
+    blender.encode(prompt.chunks[:1], system=prompt.system)
+    monkeypatch.setattr(blend.library, "track", bar)
+    blender.encode(prompt.chunks, system=prompt.system)
+    assert [total for total, _ in bars] == [5] * 5
+    assert [kept // 2 for _, kept in bars] == [2, 3, 4, 5, 6], "each time that one is whole"
 
 
 def test_a_request_encodes_what_its_order_needs(blender):
@@ -655,7 +672,7 @@ def test_two_threads_encode_a_mean_once():
 
 @pytest.mark.parametrize("batches", [0, 1, 2, 3])
 def test_ctrl_c_keeps_finished_batches(batches):
-    """Pressed in the second context of a batch: none of that batch is kept, and all before it."""
+    """Pressed in the second context of a batch: none of its means is kept, and all chunks before it are whole."""
     prompt, passes = tiny_prompt(9, chunks=(20, 21, 22, 23, 24, 25)), itertools.count()
     with make() as blender:
         blender.setup = replace(blender.setup, batch_rows=50)  # two chunks at a time
@@ -664,7 +681,7 @@ def test_ctrl_c_keeps_finished_batches(batches):
             blender.store.delete(key)
 
         def pressed(*_):
-            if next(passes) == 3 + 3 * batches + 1:
+            if next(passes) == 4 * batches + 2:
                 raise KeyboardInterrupt
 
         handle = blender.model.register_forward_pre_hook(pressed)
@@ -674,7 +691,9 @@ def test_ctrl_c_keeps_finished_batches(batches):
         else:
             blender.encode(prompt.chunks, system=prompt.system)
         handle.remove()
-        assert len(list(blender.store.keys())) == 6 + 2 * batches, "all of them alone, and the means so far"
+        left = prompt.chunks[2 * batches :]
+        assert len(list(blender.store.keys())) == 4 * batches + len(left[:2])
+        assert blender.missing(prompt.chunks, system=prompt.system) == list(left)
         done = blender.encode(prompt.chunks, system=prompt.system)
         assert (done.encoded, done.reused) == (6 - 2 * batches, 2 * batches)
         with make() as whole:

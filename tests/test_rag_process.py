@@ -37,7 +37,7 @@ def test_killed_in_the_middle_of_adding_the_rest_is_done_only(tmp_path):
     assert there.encoded == 0
     rag.close()
 
-    killed_at(tmp_path, "stored", 5)
+    killed_at(tmp_path, "stored", 120)  # some batches: of each its passages alone, then their means
     rag = open_rag(tmp_path)
     there = rag.stats()
     assert there.documents == COUNT, "encoding begins when all is indexed"
@@ -53,14 +53,16 @@ def test_killed_in_the_middle_of_adding_the_rest_is_done_only(tmp_path):
 
 
 TOWN = [
-    Document("The Otterbeck ferry is steered by Mira Tolle. It crosses twice a day.", id="ferry", title="The ferry"),
-    Document("The market hall of Drenn has a roof of green copper, which came by boat.", id="hall", title="Drenn"),
-    Document("Bread in Marrow Bay is baked with sea water; visitors call it grey bread.", id="bread"),
+    Document(
+        "The Otterbeck ferry is steered by Mira Tolle. It crosses the river twice a day.", id="ferry", title="Ferry"
+    ),
+    Document("The lamps of the harbour are lit by hand.", id="lamps", title="Lamps"),
+    Document("Bread in Drenn is baked with sea water.", id="bread", title="Bread"),
 ]
 QUESTIONS = [
     "Who steers the Otterbeck ferry?",
-    "What is the roof of the market hall made of?",
-    "What do visitors call the bread of Marrow Bay?",
+    "How are the lamps of the harbour lit?",
+    "What is the bread of Drenn baked with?",
     "How often does the ferry cross?",
 ]
 
