@@ -102,7 +102,8 @@ def test_between_a_bm25_retriever_and_an_answer_builder(generator):
     pipeline.connect("generator.replies", "answers.replies")
     pipeline.connect("generator.meta", "answers.meta")
     pipeline.connect("retriever.documents", "answers.documents")
-    (answer,) = pipeline.run({**asks(QUESTION), "answers": {"query": QUESTION}})["answers"]["answers"]
+    both = f"{QUESTION} What is baked?"
+    (answer,) = pipeline.run({**asks(both), "answers": {"query": both}})["answers"]["answers"]
     assert {document.content for document in answer.documents} == {FERRY, BREAD}
     assert answer.meta["kvblend"]["chunks"][0]["name"] == "Ferry"
 

@@ -53,11 +53,9 @@ def test_killed_in_the_middle_of_adding_the_rest_is_done_only(tmp_path):
 
 
 TOWN = [
-    Document(
-        "The Otterbeck ferry is steered by Mira Tolle. It crosses the river twice a day.", id="ferry", title="Ferry"
-    ),
-    Document("The lamps of the harbour are lit by hand.", id="lamps", title="Lamps"),
-    Document("Bread in Drenn is baked with sea water.", id="bread", title="Bread"),
+    Document("The Otterbeck ferry is steered by Mira Tolle. It crosses twice a day.", id="ferry", title="The ferry"),
+    Document("The lamps of the harbour are lit by hand.", id="lamps"),
+    Document("Bread in Drenn is baked with sea water.", id="bread"),
 ]
 QUESTIONS = [
     "Who steers the Otterbeck ferry?",
@@ -89,13 +87,13 @@ def test_from_documents_to_answers_with_a_real_model(tmp_path, smollm2, embedder
         second = chat.ask(QUESTIONS[3], max_new_tokens=12)
         assert second.report.context_rows + second.report.prefix_rows > 0
 
-        rag.update([Document(TOWN[0].text.replace("Mira Tolle", "Jon Abbet"), id="ferry", title="The ferry")])
-        assert "Jon Abbet" in rag.ask(QUESTIONS[0], max_new_tokens=16).text
+        rag.update([Document(TOWN[0].text.replace("Mira Tolle", "Lena Voss"), id="ferry", title="The ferry")])
+        assert "Lena Voss" in rag.ask(QUESTIONS[0], max_new_tokens=16).text
 
     with RagPipeline.load(tmp_path / "rag", embedder=embedder) as rag:
         assert rag.stats() == (3, 3, 3)
         answer = rag.ask(QUESTIONS[0], max_new_tokens=16)
-        assert "Jon Abbet" in answer.text
+        assert "Lena Voss" in answer.text
         assert [chunk.source for chunk in answer.report.chunks].count("miss") == 0
         other = rag.ask("¿Quién dirige el ferry de Otterbeck?", max_new_tokens=16)
         assert other.hits[0].passage.document == "ferry"
