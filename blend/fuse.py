@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -221,7 +221,7 @@ def _not_paying(request: _Request, plan: LoadPlan) -> str | None:
 def _encode_missing(request: _Request) -> None:
     setup, prompt = request.setup, request.prompt
     if request.missing:
-        for item in setup.encode(request.missing, prompt.system, stale=request.unusable, alone=request.alone):
+        for item in _encoded(request):
             chunk = Chunk(item.kv.ids)
             request.found[chunk] = item._replace(why=request.unusable.get(chunk, item.why))
         # Encoding has computed the prelude; a miss then goes on exactly as a hit does.
@@ -229,6 +229,18 @@ def _encode_missing(request: _Request) -> None:
     elif setup.learn_prelude(prompt.system, request.prefix.rows if request.prefix else 0):
         # Chunks were encoded by another process, or long ago: from the next request on, its rows are known.
         request.prefix = setup.longest_prefix(prompt)
+
+
+def _encoded(request: _Request) -> Iterator[Found]:
+    """What this prompt needs of its missing chunks. What other orders will need of new ones is encoded with it."""
+    setup, system, alone = request.setup, request.prompt.system, request.alone
+    again = [chunk for chunk in request.missing if chunk in request.unusable]
+    new = [chunk for chunk in request.missing if chunk not in request.unusable]
+    if again:
+        yield from setup.encode(again, system, stale=again, alone=alone)
+    if new:
+        for entries in setup.encode_fully(new, system):
+            yield entries[0] if Chunk(entries[0].kv.ids) in alone else entries[-1]
 
 
 def _place(request: _Request, plan: LoadPlan) -> tuple[Layout, FusionCache, LayerFilling, float | None]:

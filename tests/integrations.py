@@ -35,10 +35,6 @@ class Remembering(Blender):
         self.prompts.append(prompt)
         return super().fuse(prompt, **kwargs)
 
-    def encode_seen(self) -> None:
-        """Encodes the last prompt's chunks for any order; a request encodes what its own order needs."""
-        self.encode(self.prompts[-1].chunks, system=self.prompts[-1].system)
-
     def seen(self, place: int = -1) -> str:
         """One of the prompts as text."""
         return str(self.tokenizer.decode(self.prompts[place].ids))

@@ -85,7 +85,6 @@ def told(result):
 def test_documents_are_chunks_in_any_order(generator, blender):
     pipeline = pipeline_of(Found(), generator)
     first = pipeline.run(asks(QUESTION))["generator"]
-    blender.encode_seen()
     second = pipeline.run(asks(QUESTION))["generator"]
     assert told(first)["hit_rate"] == 0.0
     assert [chunk["name"] for chunk in told(second)["chunks"]] == ["Ferry", "document 2"]
@@ -229,7 +228,6 @@ def test_history_keeps_the_documents_where_they_are(chat, blender):
     messages = [ChatMessage.from_system("Be brief."), ChatMessage.from_user(QUESTION)]
     reply = chat.run(messages, DOCUMENTS)["replies"][0]
     messages += [reply, ChatMessage.from_user("And who owns it?")]
-    blender.encode_seen()
     again = chat.run(messages, DOCUMENTS[::-1])["replies"][0]
     assert_moved_hits(again.meta["kvblend"], 2)
     shown = blender.seen()
@@ -264,7 +262,7 @@ def test_without_haystack(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_snippet_hits_when_asked_again(smollm2, capsys):
+def test_the_snippet_hits_on_the_second_call(smollm2, capsys):
     store = InMemoryDocumentStore()
     store.write_documents(DOCUMENTS)
     names = {"document_store": store}

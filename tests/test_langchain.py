@@ -61,7 +61,6 @@ def told(message):
 
 def test_documents_as_an_argument_hit_in_any_order(llm, blender):
     first = llm.invoke(QUESTION, documents=DOCUMENTS)
-    blender.encode_seen()
     second = llm.bind(documents=DOCUMENTS[::-1]).invoke(QUESTION)
     assert told(first)["hit_rate"] == 0.0
     assert [chunk["name"] for chunk in told(second)["chunks"]] == ["document 1", "Ferry"]
@@ -237,7 +236,6 @@ def test_a_prompt_of_the_users_own(llm, blender):
     chain = fused_documents_chain(llm, prompt, output_parser=Message())
     given = {"context": DOCUMENTS, "input": QUESTION, "language": "English", "chat_history": history}
     chain.invoke(given)
-    blender.encode_seen()
     assert_moved_hits(told(chain.invoke({**given, "context": DOCUMENTS[::-1]})), 2)
     shown = blender.seen()
     said = ["Speak English.\n\n(the passages)", BREAD, FERRY, "Is there a ferry?", "Yes.", QUESTION]
@@ -291,13 +289,12 @@ def test_without_langchain(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_snippet_hits_when_both_orders_were_asked(smollm2, capsys):
+def test_the_snippet_hits_on_the_second_call(smollm2, capsys):
     names = {"retriever": Found(documents=DOCUMENTS)}
     exec(snippet(langchain), names)
     assert "Mira Tolle" in capsys.readouterr().out
     again = fused_documents_chain(names["blender"], output_parser=Message())
     chain = {"context": names["retriever"], "question": RunnablePassthrough()} | again
-    assert "Mira Tolle" in chain.invoke(QUESTION).text  # the other order
     message = chain.invoke(QUESTION)
     assert_moved_hits(told(message), 2)
     assert "Mira Tolle" in message.text

@@ -154,7 +154,6 @@ def test_its_metadata(llm):
 def test_nodes_are_chunks_in_any_order(llm, blender):
     engine = RetrieverQueryEngine(Found(NODES), KVBlendSynthesizer(llm))
     first = engine.query(QUESTION)
-    blender.encode_seen()
     second = engine.query(QUESTION)
     assert first.metadata["kvblend"]["hit_rate"] == 0.0
     assert_moved_hits(second.metadata["kvblend"], 2)
@@ -261,14 +260,13 @@ def test_without_llamaindex(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_snippet_hits_when_both_orders_were_asked(smollm2, capsys):
+def test_the_snippet_hits_on_the_second_call(smollm2, capsys):
     names = {"documents": [Document(text=FERRY), Document(text=BREAD)], "embed_model": MockEmbedding(8)}
     exec(snippet(llamaindex), names)
     shown = capsys.readouterr().out
     assert "Mira Tolle" in shown
     assert shown.endswith(" 0.0\n")
     engine = query_engine(Found(names["response"].source_nodes), names["blender"])
-    assert "Mira Tolle" in str(engine.query(QUESTION))  # the other order
     assert_moved_hits(engine.query(QUESTION).metadata["kvblend"], 2)
     names["blender"].close()
 
