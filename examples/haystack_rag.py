@@ -16,7 +16,7 @@ DOCUMENTS = [
         meta={"title": "Ferry"},
     ),
     Document(
-        content="Bread in Drenn is baked with sea water.",
+        content="The bread of Drenn is baked with sea water.",
         meta={"title": "Bread"},
     ),
     Document(content="The lamps of the harbour are lit by hand.", meta={"title": "Lamps"}),
