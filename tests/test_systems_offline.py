@@ -408,7 +408,7 @@ def test_fusionrag_without_repair_is_not_plain_reuse(blender):
 @pytest.mark.slow
 def test_neighbours_bring_kv_nearer_to_full_prefills(smollm2, embedder):
     passages = load_passages()
-    with Blender(*smollm2, check=False) as blender:
+    with Blender(*smollm2, check=False, background=None) as blender:
         chunks = [blender.chunk(passage.text) for passage in passages]
         found = EmbeddedCorpus(zip(chunks, (passage.text for passage in passages), strict=True), embedder)
         prompt = blender.prompt("Who steers the ferry?", [chunks[place] for place in (11, 3, 20, 8)])

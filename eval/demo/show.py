@@ -80,7 +80,7 @@ def _answer(measured: Measured, name: str) -> str:
 def verdict(result: DemoResult) -> str:
     """One sentence: the repaired method that is nearest to full prefill, beside reuse without repair."""
     summaries = result.summaries()
-    repaired = [summaries[name] for name in ("cacheblend", "epic", "prophetkv")]
+    repaired = [summaries[name] for name in ("cacheblend", "epic", "prophetkv", "kvblend")]
     best, reuse, prefix = min(repaired, key=lambda s: s.kl), summaries["reuse"], summaries["prefix"]
     nearer = "nearer to it than" if best.kl < reuse.kl else "no nearer to it than"
     return (

@@ -51,7 +51,8 @@ class InContext:
         Raises, when it answers:
             NotPrepared: a chunk whose KV in context is not in the store, or is damaged there.
         """
-        tenant = blender.tenant(f"{blender.setup.salt}\0in the context of {self.neighbours} neighbours")
+        plain = blender.averaged(None)  # a mean has no context of its own
+        tenant = plain.tenant(f"{blender.setup.salt}\0in the context of {self.neighbours} neighbours")
         same: dict[str, Any] = {field.name: getattr(tenant.setup, field.name) for field in fields(Setup)}
         # The other settings encode plain KV in the background, or in place of what is slow to read.
         tenant.setup = _Prepared(**{**same, "on_miss": "encode", "loading": "plain"})
@@ -94,8 +95,9 @@ class InContext:
 
     def encode(self, blender: Blender, context: Prompt) -> Fusion:
         """Computes and stores the KV of a chunk in its context; returns the whole pass."""
-        blender.encode(context.chunks, system=context.system)
-        fusion = blender.fuse(context, selector=FullReuse())
+        plain = blender.averaged(None)
+        plain.encode(context.chunks, system=context.system)
+        fusion = plain.fuse(context, selector=FullReuse())
         setup, chunk = self.tenant(blender).setup, Chunk(context.question)
         base = len(context) - len(chunk)
         layers = tuple((keys[:, base:].clone(), values[:, base:].clone()) for keys, values in fusion.layers)
