@@ -23,7 +23,7 @@ def fused_report(
     method: str,
     prompt: Prompt,
     layout: Layout,
-    found: Sequence[Found | None],
+    found: Sequence[Sequence[Found]],
     repaired: Repaired,
     cache: FusionCache,
     clock: Clock,
@@ -31,7 +31,11 @@ def fused_report(
     decode: Decode | None,
     corrector: str | None = None,
 ) -> Report:
-    """What fusing a prompt took. ``found`` has an entry per chunk, None where a prefix or context covers it."""
+    """What fusing a prompt took.
+
+    Args:
+        found: per chunk what its rows were taken from; nothing where a prefix or context covers it.
+    """
     ttft = clock.total  # before anything that only the report needs
     chosen = set(repaired.chosen.tolist())
     states: list[RowState] = []
@@ -104,24 +108,33 @@ def prefilled_report(
 
 
 def _fused_chunk(
-    prompt: Prompt, index: int, layout: Layout, found: Found | None, states: Sequence[RowState]
+    prompt: Prompt, index: int, layout: Layout, found: Sequence[Found], states: Sequence[RowState]
 ) -> ChunkReport:
     chunk, start = prompt.chunks[index], prompt.starts[index]
     name = chunk.name or f"chunk {index + 1}"
     stop = start + len(chunk)
-    piece = next((p for p in layout.pieces if p.chunk == index), None)
+    pieces = [p for p in layout.pieces if p.chunk == index]
     recomputed = sum(state == "recomputed" for state in states[start:stop])
-    if piece is None or found is None:
+    if not pieces or not found:
         context = any(p.origin == "fused" and p.stop > start for p in layout.pieces)
         why = "kept from the earlier fused context" if context else "inside the longest exact prefix"
         return ChunkReport(name, start, len(chunk), "context" if context else "prefix", why, 0, 0, not context)
-    why = found.why
-    if found.kv.averaged:
-        why += f"; the mean over {found.kv.averaged} contexts"
-    if piece.exact:
+    exact, repeated = all(p.exact for p in pieces), sum(p.stop - p.start for p in pieces if p.again)
+    source: ChunkSource = "miss" if any(item.encoded for item in found) else "hit"
+    moved, why = start - found[0].kv.base, _why(found, exact, repeated)
+    return ChunkReport(name, start, len(chunk), source, why, moved, recomputed, exact, repeated)
+
+
+def _why(found: Sequence[Found], exact: bool, repeated: int) -> str:
+    first, *again = found
+    why = first.why
+    if first.kv.averaged:
+        why += f"; the mean over {first.kv.averaged} contexts"
+    if exact:
         why += "; stands right behind its prelude"
-    source: ChunkSource = "miss" if found.encoded else "hit"
-    return ChunkReport(name, start, len(chunk), source, why, start - found.kv.base, recomputed, piece.exact)
+    if again:
+        why += f"; {repeated} rows repeat earlier chunks, their KV behind the same text: {again[0].why}"
+    return why
 
 
 def _prefilled_chunk(prompt: Prompt, index: int, prefix_rows: int, missed: str) -> ChunkReport:

@@ -29,17 +29,17 @@ class LostChunk(Exception):
 
     Attributes:
         index: the chunk's place in the prompt.
+        again: it is the chunk's KV behind itself.
     """
 
-    def __init__(self, index: int, why: str) -> None:
+    def __init__(self, index: int, again: bool, why: str) -> None:
         super().__init__(why)
-        self.index = index
+        self.index, self.again = index, again
 
 
 def assemble(
     view: ModelView,
     layout: Layout,
-    chunks: Sequence[ChunkKV | None],
     prefix: KVLayers | None = None,
     fused: KVLayers | None = None,
     *,
@@ -48,7 +48,6 @@ def assemble(
     """Copies and moves the KV of all pieces; rows that are computed fresh stay zero.
 
     Args:
-        chunks: KV of the prompt's chunks, in prompt order.
         prefix: exact KV of the first rows (for pieces of origin ``prefix``).
         fused: KV of an earlier fused context (for pieces of origin ``fused``).
         beside: fill on a thread, while the pass runs; close the filling when the pass is over.
@@ -57,13 +56,13 @@ def assemble(
         UnsupportedRotation: an angle table cannot serve the prompt's length.
         LostChunk: a chunk's layers cannot be read; with ``beside``, the pass raises it.
     """
-    sources = [_source(piece, chunks, prefix, fused) for piece in layout.pieces]
+    sources = [_source(piece, prefix, fused) for piece in layout.pieces]
     layers = [
         (keys_HnD.new_empty(keys_HnD.shape[0], layout.rows, keys_HnD.shape[2]),
          values_HnD.new_empty(values_HnD.shape[0], layout.rows, values_HnD.shape[2]))
         for keys_HnD, values_HnD in view.kv_like
     ]  # fmt: skip
-    move_ = _mover(view.rope, layout, chunks, view.device)
+    move_ = _mover(view.rope, layout, view.device)
 
     def fill(index: int) -> None:
         _gather(layout, [_read(piece, source, index) for piece, source in zip(layout.pieces, sources, strict=True)],
@@ -79,12 +78,10 @@ def assemble(
     return cache, filling
 
 
-def _source(
-    piece: Piece, chunks: Sequence[ChunkKV | None], prefix: KVLayers | None, fused: KVLayers | None
-) -> KVLayers | None:
+def _source(piece: Piece, prefix: KVLayers | None, fused: KVLayers | None) -> KVLayers | None:
     """The KV that a piece is cut from, or None for fresh rows."""
     if piece.origin == "chunk":
-        return _of(piece, chunks).layers
+        return _of(piece).layers
     return {"prefix": prefix, "fused": fused, "fresh": None}[piece.origin]
 
 
@@ -97,7 +94,7 @@ def _read(piece: Piece, source: KVLayers | None, layer: int) -> _Pair | None:
     except CorruptEntry as error:
         if piece.chunk is None:
             raise
-        raise LostChunk(piece.chunk, str(error)) from error
+        raise LostChunk(piece.chunk, piece.again, str(error)) from error
 
 
 def _gather(layout: Layout, pairs: Sequence[_Pair | None], out: _Pair) -> None:
@@ -112,15 +109,13 @@ def _gather(layout: Layout, pairs: Sequence[_Pair | None], out: _Pair) -> None:
                 out[slot][:, rows] = pair[slot][:, first : first + piece.stop - piece.start]
 
 
-def _mover(
-    rope: Rope, layout: Layout, chunks: Sequence[ChunkKV | None], device: torch.device
-) -> Callable[[int, _Pair], None]:
+def _mover(rope: Rope, layout: Layout, device: torch.device) -> Callable[[int, _Pair], None]:
     """Turns one layer's chunk rows in place, all chunks at once."""
     pieces = [piece for piece in layout.pieces if piece.origin == "chunk"]
     if not pieces:
         return lambda index, pair: None
     rows = slice(pieces[0].start, pieces[-1].stop)  # chunks stand side by side
-    turns = rope.turns(_chunk_moves(pieces, chunks, layout.rows, device))
+    turns = rope.turns(_chunk_moves(pieces, layout.rows, device))
 
     def move_(index: int, pair: _Pair) -> None:
         rotation = rope.layers[index]
@@ -131,17 +126,16 @@ def _mover(
     return move_
 
 
-def _chunk_moves(pieces: Sequence[Piece], chunks: Sequence[ChunkKV | None], total: int, device: torch.device) -> Move:
+def _chunk_moves(pieces: Sequence[Piece], total: int, device: torch.device) -> Move:
     olds, lengths = [], []
     for piece in pieces:
-        kv, count = _of(piece, chunks), piece.stop - piece.start
+        kv, count = _of(piece), piece.stop - piece.start
         olds.append(torch.arange(kv.base + piece.skip, kv.base + piece.skip + count, device=device))
         lengths.append(torch.full((count,), kv.length, device=device))
     new_T = torch.arange(pieces[0].start, pieces[-1].stop, device=device)
     return Move(torch.cat(olds), new_T, torch.cat(lengths), total)
 
 
-def _of(piece: Piece, chunks: Sequence[ChunkKV | None]) -> ChunkKV:
-    kv = chunks[piece.chunk] if piece.chunk is not None else None
-    assert kv is not None, "the layout puts a chunk's KV only where there is one"
-    return kv
+def _of(piece: Piece) -> ChunkKV:
+    assert piece.kv is not None, "a piece of a chunk has the KV that it is cut from"
+    return piece.kv

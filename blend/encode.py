@@ -1,11 +1,12 @@
-"""Encoding: each chunk's KV, computed ahead of any question, behind its prelude alone or as a mean over contexts.
+"""Encoding: each chunk's KV, computed ahead of any question: alone, as a mean over contexts, or behind itself.
 
 ::
 
-    alone       | prelude | chunk |
-    averaged    | prelude | context 1 | chunk |      each chunk's rows are turned to where they would
-                | prelude | context 2 | chunk |      stand behind the prelude, and their mean is kept
-                ...
+    alone    | prelude | chunk |
+    mean     | prelude | context 1 | chunk |      each chunk's rows are turned to where they would
+             | prelude | context 2 | chunk |      stand behind the prelude, and their mean is kept
+             ...
+    again    | prelude | chunk | chunk |          the second copy, turned there too
 
 Chunks of similar length share a batch, padded on the right: with causal attention what stands behind a row cannot
 change it, so no padding mask is needed.
@@ -26,8 +27,9 @@ from blend.clock import Clock
 from blend.errors import PromptTooLong
 from blend.hf.view import ModelView
 from blend.keys import chunk_key
+from blend.readings import AGAIN
 
-__all__ = ["EncodePlan", "Lead", "batches", "encode_chunks", "require_room"]
+__all__ = ["EncodePlan", "Lead", "batches", "encode_chunks", "has_room_again", "require_room"]
 
 
 class EncodePlan(NamedTuple):
@@ -41,6 +43,7 @@ class EncodePlan(NamedTuple):
         codec: what the store's codec loses, by name, part of every key.
         adapter: id of the model's adapter, part of every key.
         background: what the KV is averaged over, part of every key.
+        again: behind the chunk itself; part of every key.
     """
 
     prelude: tuple[int, ...]
@@ -50,6 +53,7 @@ class EncodePlan(NamedTuple):
     codec: str = "none"
     adapter: str = ""
     background: Background = NO_BACKGROUND
+    again: bool = False
 
     def key(self, chunk: Chunk) -> str:
         """Content key of ``chunk`` under this plan."""
@@ -60,7 +64,7 @@ class EncodePlan(NamedTuple):
             self.salt,
             codec=self.codec,
             adapter=self.adapter,
-            background=self.background.digest,
+            background=AGAIN if self.again else self.background.digest,
         )
 
 
@@ -98,6 +102,10 @@ def encode_chunks(
     leads = leads or [Lead((*plan.prelude, *ids)) for ids in plan.background.contexts or ((),)]
     require_room(view, chunks, plan.prelude)
     by_length = sorted(chunks, key=len)
+    if plan.again:
+        for batch in batches(by_length, plan.batch_rows // 2):
+            yield from _encode_batch_again(view, batch, plan, leads[0])
+        return
     if not plan.background:
         for batch in batches(by_length, plan.batch_rows):
             yield from _encode_batch(view, batch, plan, leads[0])
@@ -117,6 +125,14 @@ def require_room(view: ModelView, chunks: Sequence[Chunk], prelude: Sequence[int
             f"chunk {chunk.name!r} has {len(chunk)} tokens, {longest} with its prelude, and the model holds "
             f"{view.context}: split it into smaller chunks"
         )
+
+
+def has_room_again(view: ModelView, prelude: int, rows: int) -> bool:
+    """Whether the model can read a chunk of ``rows`` rows twice behind a prelude.
+
+    Not where angles depend on the length of the pass: they would be those of the batch, and not of the chunk.
+    """
+    return not view.rope.by_length and _fits(view, prelude + rows, prelude + 2 * rows)
 
 
 def batches(chunks: Sequence[Chunk], rows: int) -> Iterator[list[Chunk]]:
@@ -146,9 +162,9 @@ class _Pass(NamedTuple):
     length: int
     row_seconds: float
 
-    def cut(self, index: int, rows: int) -> KVLayers:
-        """KV of one chunk of ``rows`` rows, ``[H, rows, D]``; shares memory with the pass."""
-        own = slice(self.base, self.base + rows)
+    def cut(self, index: int, rows: int, skip: int = 0) -> KVLayers:
+        """KV of ``rows`` rows of one chunk behind its first ``skip``, ``[H, rows, D]``; shares memory with the pass."""
+        own = slice(self.base + skip, self.base + skip + rows)
         return tuple((keys[index, :, own], values[index, :, own]) for keys, values in self.layers)
 
 
@@ -171,6 +187,23 @@ def _encode_batch(view: ModelView, batch: Sequence[Chunk], plan: EncodePlan, lea
         own = tuple((keys.clone(), values.clone()) for keys, values in done.cut(index, len(chunk)))
         cost = Retention(cost=done.row_seconds * len(chunk))
         yield ChunkKV(plan.key(chunk), plan.fingerprint, chunk.ids, plan.prelude, done.length, own, cost)
+
+
+def _encode_batch_again(view: ModelView, batch: Sequence[Chunk], plan: EncodePlan, lead: Lead) -> Iterator[ChunkKV]:
+    done = _run(view, [Chunk(chunk.ids * 2) for chunk in batch], lead)
+    for index, chunk in enumerate(batch):
+        turned, second = Mean(view.rope, len(plan.prelude), len(chunk)), done.base + len(chunk)
+        turned.add(done.cut(index, len(chunk), skip=len(chunk)), second, done.length)
+        yield ChunkKV(
+            plan.key(chunk),
+            plan.fingerprint,
+            chunk.ids,
+            plan.prelude,
+            len(plan.prelude) + len(chunk),
+            turned.layers(view.dtype),
+            Retention(cost=done.row_seconds * 2 * len(chunk)),
+            averaged=1,
+        )
 
 
 def _average_batch(
@@ -203,13 +236,15 @@ def _room(view: ModelView, base: int, rows: int) -> int:
 
     Half of what the model has left, or half of that, and so on: a few steps, so that most chunks share theirs.
     """
-    limit = view.context or 1 << 40
-
-    def fits(length: int) -> bool:
-        # Tables that end somewhere, and those that turn otherwise beyond some length, say so length by length.
-        return length <= limit and view.rope.serves(length) and view.rope.same_angles(base + rows, length)
-
-    room = (limit - base) // 2
-    while room and not fits(base + room + rows):
+    room = ((view.context or 1 << 40) - base) // 2
+    while room and not _fits(view, base + rows, base + room + rows):
         room //= 2
     return base + room
+
+
+def _fits(view: ModelView, shorter: int, length: int) -> bool:
+    """Whether the model holds a pass of ``length`` rows, and turns keys in it as in a ``shorter`` one."""
+    if view.context is not None and length > view.context:
+        return False
+    # Tables that end somewhere, and those that turn otherwise beyond some length, say so length by length.
+    return view.rope.serves(length) and view.rope.same_angles(shorter, length)

@@ -10,23 +10,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from blend.account import Decode, fused_report, prefilled_report
 from blend.assemble import LostChunk, assemble
-from blend.chunk import Chunk, ChunkKV, kv_bytes
+from blend.chunk import Chunk, kv_bytes
 from blend.clock import Clock
 from blend.correctors import Corrector
 from blend.filling import LayerFilling
 from blend.fusion import Fusion
 from blend.hf.fusion_cache import FusionCache
-from blend.layout import Layout, lay_out
+from blend.layout import Again, Layout, lay_out
 from blend.loading import LoadPlan, LoadReport, stored_bytes, with_ratio
 from blend.prefix import PrefixHit
 from blend.prompt import Prompt
+from blend.readings import Run, Wanted
 from blend.repair import repair
 from blend.selectors import Outlook, Selector
 from blend.setup import Found, Setup
@@ -47,10 +49,10 @@ class _Request:
     decode: Decode | None
     clock: Clock
     corrector: Corrector | None = None
-    unusable: dict[Chunk, str] = field(default_factory=dict)  # stored chunks that are not to be read, and why
+    unusable: dict[Wanted, str] = field(default_factory=dict)  # what is stored and not to be read, and why
     prefix: PrefixHit | None = None
-    found: dict[Chunk, Found] = field(default_factory=dict)
-    wanted: tuple[Chunk, ...] = ()
+    found: dict[Wanted, Found] = field(default_factory=dict)
+    wanted: tuple[Wanted, ...] = ()
 
     @property
     def covered(self) -> tuple[int, int]:
@@ -59,16 +61,34 @@ class _Request:
         return self.prefix.rows if self.prefix else 0, context
 
     @property
-    def alone(self) -> tuple[Chunk, ...]:
-        """The chunk that stands right behind its prelude, where the KV of its encoding is exact."""
-        first = self.prompt.chunks[:1]
-        behind = self.setup.plan(self.prompt.system, alone=True).prelude
-        return first if behind == self.prompt.system else ()
+    def missing(self) -> list[Wanted]:
+        """What is wanted and not there."""
+        return [want for want in self.wanted if want not in self.found]
 
     @property
-    def missing(self) -> list[Chunk]:
-        """Chunks without KV."""
-        return [chunk for chunk in self.wanted if chunk not in self.found]
+    def missing_chunks(self) -> list[Chunk]:
+        """Chunks of which something is missing."""
+        return list(dict.fromkeys(want.chunk for want in self.missing))
+
+    @property
+    def reused_rows(self) -> int:
+        """Rows of the distinct chunks that no prefix and no earlier context covers."""
+        return sum(map(len, {want.chunk for want in self.wanted}))
+
+    @cached_property
+    def repeats(self) -> dict[int, tuple[Run, ...]]:
+        """Rows whose text an earlier chunk has said already, by the index of their chunk."""
+        return self.setup.repeats(self.prompt)
+
+    def first_of(self, index: int) -> Wanted:
+        """What the rows of a chunk are taken from: alone where that is exact, right behind the prelude."""
+        system, exact = self.prompt.system, index == 0 and bool(self.setup.background)
+        alone = exact and self.setup.plan(system, "alone").prelude == system
+        return Wanted(self.prompt.chunks[index], "alone" if alone else "mean")
+
+    def again_of(self, index: int) -> Wanted | None:
+        """What those rows of it are taken from that an earlier chunk has said already; None without such rows."""
+        return Wanted(self.prompt.chunks[index], "again") if index in self.repeats else None
 
 
 def fuse(
@@ -99,10 +119,11 @@ def fuse(
         try:
             return _fuse(request, bypass)
         except LostChunk as lost:
-            # Each round takes one more chunk off the store, so this ends.
-            chunk = prompt.chunks[lost.index]
-            request.unusable[chunk] = "damaged in the store: encoded again"
-            setup.store.delete(request.found[chunk].kv.key)
+            # Each round takes one more entry off the store, so this ends.
+            want = request.again_of(lost.index) if lost.again else request.first_of(lost.index)
+            assert want is not None, "only what was read can be damaged"
+            request.unusable[want] = "damaged in the store: encoded again"
+            setup.store.delete(request.found[want].kv.key)
 
 
 def _fuse(request: _Request, bypass: bool) -> Fusion:
@@ -122,8 +143,8 @@ def _fuse(request: _Request, bypass: bool) -> Fusion:
         repaired = repair(setup.view, ids_1T, layout, cache, chosen, clock, filling, request.corrector)
     finally:
         filling.close()
-    items = [request.found.get(chunk) for chunk in prompt.chunks]
-    load = _load_report(items, filling, ratio)
+    items = [_items(request, index) for index in range(len(prompt.chunks))]
+    load = _load_report([item for of_chunk in items for item in of_chunk], filling, ratio)
     setup.pace.note("read", load.nbytes, 1, load.seconds)
     corrector = request.corrector.name if request.corrector else None
     report = fused_report(chosen.name, prompt, layout, items, repaired, cache, clock, load, request.decode, corrector)
@@ -172,18 +193,19 @@ def _look_up(request: _Request) -> LoadPlan:
     """The longest exact prefix, then what the store holds of the chunks beyond it and is worth reading."""
     setup, prompt = request.setup, request.prompt
     request.prefix = setup.longest_prefix(prompt)
-    places = zip(prompt.starts, prompt.chunks, strict=True)
-    beyond = (chunk for start, chunk in places if start + len(chunk) > max(request.covered))
-    request.wanted = tuple(dict.fromkeys(beyond))
-    usable = [chunk for chunk in request.wanted if chunk not in request.unusable]
-    stored = setup.fetch(usable, prompt.system, request.alone)
-    total = len(prompt)
+    starts, covered = (*prompt.starts, total := len(prompt)), max(request.covered)
+    beyond = [index for index, chunk in enumerate(prompt.chunks) if starts[index] + len(chunk) > covered]
+    both = (want for index in beyond for want in (request.first_of(index), request.again_of(index)) if want)
+    request.wanted = tuple(dict.fromkeys(both))
+    stored = setup.fetch([want for want in request.wanted if want not in request.unusable], prompt.system)
     plan = LoadPlan(setup.pace.seconds("full", total, total), setup.pace.seconds("read", 1, 1))
     if setup.loading == "adapt":
-        slow = [chunk for chunk, kv in stored.items() if plan.better_encoded(kv)]
+        slow = [want for want, kv in stored.items() if plan.better_encoded(kv)]
         request.unusable |= dict.fromkeys(slow, "reading it would take longer than encoding it: encoded again")
     request.found = {
-        chunk: Found(kv, False, "found in the store") for chunk, kv in stored.items() if chunk not in request.unusable
+        want: Found(want, kv, False, "found in the store")
+        for want, kv in stored.items()
+        if want not in request.unusable
     }
     return plan
 
@@ -194,19 +216,21 @@ def _better_prefilled(request: _Request, plan: LoadPlan, bypass: bool) -> str | 
     if not prompt.chunks and not any(request.covered):
         return "no chunks, and nothing known that the prompt starts with"
     if request.missing and setup.on_miss == "prefill":
-        why: str | None = f"{len(request.missing)} of {len(request.wanted)} chunks are not in the store"
+        chunks = {want.chunk for want in request.wanted}
+        why: str | None = f"{len(request.missing_chunks)} of {len(chunks)} chunks are not in the store"
     else:
         why = _not_paying(request, plan) if bypass else None
     if why and request.missing:
-        setup.encode_afterwards(request.missing, prompt.system)
+        again = [want.chunk for want in request.missing if want.reading == "again"]
+        setup.encode_afterwards(request.missing_chunks, prompt.system, again)
     return why
 
 
 def _not_paying(request: _Request, plan: LoadPlan) -> str | None:
     """Why fusing would take longer than a full prefill: as the selector foresees it, or as it has turned out here."""
     setup, prompt = request.setup, request.prompt
-    rows, reused = len(prompt), sum(map(len, request.wanted))
-    missing = sum(map(len, request.missing))
+    rows, reused = len(prompt), request.reused_rows
+    missing = sum(len(want.chunk) for want in request.missing)
     outlook = Outlook(rows, request.covered[0], max(rows - max(request.covered) - reused, 1), missing)
     if why := request.selector.rather_prefill(outlook):
         return why
@@ -221,9 +245,7 @@ def _not_paying(request: _Request, plan: LoadPlan) -> str | None:
 def _encode_missing(request: _Request) -> None:
     setup, prompt = request.setup, request.prompt
     if request.missing:
-        for item in _encoded(request):
-            chunk = Chunk(item.kv.ids)
-            request.found[chunk] = item._replace(why=request.unusable.get(chunk, item.why))
+        _encode(request)
         # Encoding has computed the prelude; a miss then goes on exactly as a hit does.
         request.prefix = setup.longest_prefix(prompt)
     elif setup.learn_prelude(prompt.system, request.prefix.rows if request.prefix else 0):
@@ -231,34 +253,45 @@ def _encode_missing(request: _Request) -> None:
         request.prefix = setup.longest_prefix(prompt)
 
 
-def _encoded(request: _Request) -> Iterator[Found]:
-    """What this prompt needs of its missing chunks. What other orders will need of new ones is encoded with it."""
-    setup, system, alone = request.setup, request.prompt.system, request.alone
-    again = [chunk for chunk in request.missing if chunk in request.unusable]
-    new = [chunk for chunk in request.missing if chunk not in request.unusable]
-    if again:
-        yield from setup.encode(again, system, stale=again, alone=alone)
-    if new:
-        for entries in setup.encode_fully(new, system):
-            yield entries[0] if Chunk(entries[0].kv.ids) in alone else entries[-1]
+def _encode(request: _Request) -> None:
+    """What this prompt needs and the store lacks. What other orders will need of new chunks is encoded with it."""
+    setup, system = request.setup, request.prompt.system
+    again = [want for want in request.missing if want in request.unusable]
+    new = [want for want in request.missing if want not in request.unusable]
+    rereads = [want.chunk for want in new if want.reading == "again"]
+    for item in setup.encode(again, system, stale=again) if again else ():
+        request.found[item.want] = item._replace(why=request.unusable.get(item.want, item.why))
+    for entries in setup.encode_fully(list(dict.fromkeys(want.chunk for want in new)), system, again=rereads):
+        request.found |= {item.want: item for item in entries}
+
+
+def _items(request: _Request, index: int) -> list[Found]:
+    """What a chunk's rows are taken from; nothing where a prefix or context covers it."""
+    both = request.first_of(index), request.again_of(index)
+    return [request.found[want] for want in both if want in request.found]
 
 
 def _place(request: _Request, plan: LoadPlan) -> tuple[Layout, FusionCache, LayerFilling, float | None]:
     """Lays out the prompt and moves what is reused; also the ratio that would hide the load."""
     setup, prompt, past, prefix = request.setup, request.prompt, request.past, request.prefix
-    chunks: list[ChunkKV | None] = [item.kv if (item := request.found.get(chunk)) else None for chunk in prompt.chunks]
+    kvs = [[item.kv for item in _items(request, index)] for index in range(len(prompt.chunks))]
     same_angles, lossless = setup.view.rope.same_angles, setup.lossless
     layout = lay_out(
-        prompt, *request.covered, chunks, lambda a, b: lossless and same_angles(a, b), past is not None and past.exact
+        prompt,
+        *request.covered,
+        [of_chunk[0] if of_chunk else None for of_chunk in kvs],
+        lambda a, b: lossless and same_angles(a, b),
+        past is not None and past.exact,
+        {index: Again(kvs[index][1], runs) for index, runs in request.repeats.items() if len(kvs[index]) == 2},
     )
-    stored = [kv for kv in chunks if kv is not None and stored_bytes(kv)]
+    stored = [kv for of_chunk in kvs for kv in of_chunk if stored_bytes(kv)]
     layers = prefix.layers if prefix else None, past.layers if past else None
-    cache, filling = assemble(setup.view, layout, chunks, *layers, beside=setup.overlap and bool(stored))
+    cache, filling = assemble(setup.view, layout, *layers, beside=setup.overlap and bool(stored))
     return layout, cache, filling, plan.hiding_ratio(stored)
 
 
-def _load_report(items: Sequence[Found | None], filling: LayerFilling, ratio: float | None) -> LoadReport:
-    nbytes = sum(stored_bytes(item.kv) for item in items if item)
+def _load_report(items: Sequence[Found], filling: LayerFilling, ratio: float | None) -> LoadReport:
+    nbytes = sum(stored_bytes(item.kv) for item in items)
     return LoadReport(nbytes, filling.busy, filling.waited, ratio) if nbytes else LoadReport()
 
 
@@ -270,7 +303,7 @@ def _pace_of(request: _Request) -> tuple[str, str]:
 def _work(request: _Request) -> float:
     """Rows that fusing computes, roughly; its pace learns the rest."""
     rows = len(request.prompt) - max(request.covered)
-    reused = sum(map(len, request.wanted))
+    reused = request.reused_rows
     return rows - reused + getattr(request.selector, "ratio", 0.15) * reused
 
 

@@ -5,13 +5,16 @@ Knows nothing of models. Example, with an exact prefix hit that ends inside chun
     rows    | 0 ......... 41 | 42 .... 99 | 100 ...... 219 | 220 .. 239 |
     piece   | prefix (exact) | chunk 0    | chunk 1        | fresh      |
               system + head    tail, moved  moved            question
+
+A chunk is several pieces where an earlier one has said some of its text already: these rows come from another reading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -19,8 +22,9 @@ from torch import Tensor
 
 from blend.chunk import ChunkKV
 from blend.prompt import Prompt
+from blend.readings import Run
 
-__all__ = ["Layout", "Origin", "Piece", "lay_out"]
+__all__ = ["Again", "Layout", "Origin", "Piece", "lay_out"]
 
 Origin = Literal["prefix", "fused", "chunk", "fresh"]
 
@@ -35,6 +39,8 @@ class Piece(NamedTuple):
         exact: the KV equals what full prefill computes, up to rounding.
         chunk: index of the chunk in the prompt, or None.
         skip: rows of the chunk's KV before this piece's first row.
+        kv: what the rows are taken from; None where that is no chunk.
+        again: an earlier chunk has said this text already, and ``kv`` is the chunk's reading behind itself.
     """
 
     start: int
@@ -43,6 +49,15 @@ class Piece(NamedTuple):
     exact: bool
     chunk: int | None = None
     skip: int = 0
+    kv: ChunkKV | None = None
+    again: bool = False
+
+
+class Again(NamedTuple):
+    """A chunk's KV behind itself, and the rows of the prompt that are taken from it."""
+
+    kv: ChunkKV
+    runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True)
@@ -87,8 +102,10 @@ class Layout:
 
     @cached_property
     def stale_spans(self) -> tuple[tuple[int, int], ...]:
-        """``(start, stop)`` of each chunk's stale rows."""
-        return tuple((p.start, p.stop) for p in self.pieces if p.origin == "chunk" and not p.exact)
+        """``(start, stop)`` of each chunk's stale rows; they stand side by side."""
+        stale = (p for p in self.pieces if p.origin == "chunk" and not p.exact)
+        chunks = (list(pieces) for _, pieces in groupby(stale, key=lambda p: p.chunk))
+        return tuple((pieces[0].start, pieces[-1].stop) for pieces in chunks)
 
 
 def lay_out(
@@ -98,6 +115,7 @@ def lay_out(
     chunks: Sequence[ChunkKV | None] = (),
     same_angles: Callable[[int, int], bool] = lambda length, other: True,
     fused_exact: bool = False,
+    again: Mapping[int, Again] | None = None,
 ) -> Layout:
     """Assigns an origin to every row.
 
@@ -107,6 +125,7 @@ def lay_out(
         chunks: the KV of every chunk of the prompt, in prompt order; None where a prefix or context covers it.
         fused_exact: whether the earlier fused context is exact.
         same_angles: whether passes of two lengths rotate alike; a chunk is exact only where they do.
+        again: by the chunk's index, rows that an earlier chunk has said already, and what they are taken from.
     """
     total = len(prompt)
     # The last row is always computed: its logits are the answer's first token.
@@ -125,16 +144,28 @@ def lay_out(
         if covered < stop:
             assert kv is not None, "a chunk beyond the covered rows needs its KV"
             exact = not kv.averaged and prompt.ids[:start] == kv.prelude and same_angles(kv.length, total)
-            pieces.append(Piece(max(covered, start), stop, "chunk", exact, index, max(covered - start, 0)))
+            piece = Piece(max(covered, start), stop, "chunk", exact, index, max(covered - start, 0), kv)
+            pieces += _cut(piece, again[index]) if again and index in again and not exact else [piece]
             covered = stop
     if covered < total:
         pieces.append(Piece(covered, total, "fresh", True))
-    return Layout(tuple(pieces), total, tuple(_spread(piece, chunks) for piece in pieces))
+    return Layout(tuple(pieces), total, tuple(map(_spread, pieces)))
 
 
-def _spread(piece: Piece, chunks: Sequence[ChunkKV | None]) -> tuple[float, ...]:
-    kv = chunks[piece.chunk] if piece.chunk is not None else None
-    return kv.spread[piece.skip : piece.skip + piece.stop - piece.start] if kv else ()
+def _cut(piece: Piece, again: Again) -> list[Piece]:
+    """The piece in parts, of which those that lie in a run are taken from the chunk's other reading."""
+    borders = {row for run in again.runs for row in run if piece.start < row < piece.stop}
+    parts = []
+    for start, stop in pairwise(sorted({piece.start, *borders, piece.stop})):
+        repeated = any(a <= start < b for a, b in again.runs)
+        kv = again.kv if repeated else piece.kv
+        skip = piece.skip + start - piece.start
+        parts.append(piece._replace(start=start, stop=stop, skip=skip, kv=kv, again=repeated))
+    return parts
+
+
+def _spread(piece: Piece) -> tuple[float, ...]:
+    return piece.kv.spread[piece.skip : piece.skip + piece.stop - piece.start] if piece.kv else ()
 
 
 def _rows(pieces: Iterable[Piece]) -> Tensor:

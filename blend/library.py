@@ -10,6 +10,7 @@ from blend.chunk import DEFAULT_PRIORITY, Chunk, ChunkKV, Retention
 from blend.errors import ForeignKV, PromptError
 from blend.progress import track
 from blend.prompt import Prompt
+from blend.readings import Wanted
 from blend.setup import Setup
 from blend.text import PromptText
 
@@ -127,7 +128,7 @@ class Library:
     def pin(self, chunks: Iterable[Chunk | str], *, system: str | tuple[int, ...] | None = None) -> int:
         """Keeps encoded chunks from being evicted; returns how many of them the store could pin."""
         pinned = [list(map(self.setup.store.pin, keys)) for keys in self._keys(chunks, system)]
-        return sum(map(all, pinned))
+        return sum(all(of_chunk[:2]) for of_chunk in pinned)  # few chunks are kept behind themselves
 
     def unpin(self, chunks: Iterable[Chunk | str], *, system: str | tuple[int, ...] | None = None) -> int:
         """Takes one pin off each chunk; returns how many had one."""
@@ -161,10 +162,12 @@ class Library:
         self, chunks: Sequence[Chunk], system: tuple[int, ...], retention: Retention, progress: bool
     ) -> Encoded:
         setup = self.setup
-        known = [setup.fetch(chunks, system, alone) for alone in (chunks, ())[: 1 + bool(setup.background)]]
-        missing = [chunk for chunk in chunks if any(chunk not in found for found in known)]
+        again = setup.overlapping(chunks, system)
+        wanted = [Wanted(chunk, reading) for chunk in chunks for reading in setup.readings(chunk in again)]
+        known = setup.fetch(wanted, system)
+        missing = list(dict.fromkeys(want.chunk for want in wanted if want not in known))
         encoded = rows = nbytes = 0
-        done = setup.encode_fully(missing, system, retention) if missing else iter(())
+        done = setup.encode_fully(missing, system, retention, again) if missing else iter(())
         for entries in track(done, total=len(missing), label="encoding", show=progress):
             fresh = [found.kv for found in entries if found.encoded]
             encoded += bool(fresh)

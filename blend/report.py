@@ -28,6 +28,7 @@ class ChunkReport:
         moved: positions from where it was cached to where it stands now.
         recomputed: rows computed again.
         exact: its KV equals full prefill's without any repair.
+        repeated: rows whose text an earlier chunk has said already, and whose KV was taken from behind the same text.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ChunkReport:
     moved: int
     recomputed: int
     exact: bool
+    repeated: int = 0
 
 
 @dataclass(frozen=True, repr=False)

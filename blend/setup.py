@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from blend.afterwards import Afterwards
 from blend.background import NO_BACKGROUND, Background
 from blend.chunk import DEFAULT_RETENTION, Chunk, ChunkKV, KVLayers, Retention
-from blend.encode import EncodePlan, Lead, batches, encode_chunks, require_room
+from blend.encode import EncodePlan, Lead, batches, encode_chunks, has_room_again, require_room
 from blend.flight import SingleFlight
 from blend.hf.view import ModelView
 from blend.leads import Leads
@@ -20,6 +21,7 @@ from blend.loading import Loading
 from blend.pace import Pace
 from blend.prefix import PrefixCache, PrefixHit
 from blend.prompt import Prompt
+from blend.readings import Reading, Run, Wanted, overlapping, repeated_runs
 from blend.stores import Store
 from blend.stores.codecs import codec_by_name
 
@@ -33,8 +35,9 @@ OnMiss = Literal["encode", "prefill"]
 
 
 class Found(NamedTuple):
-    """One chunk's KV and how it was come by."""
+    """One chunk's KV in one reading, and how it was come by."""
 
+    want: Wanted
     kv: ChunkKV
     encoded: bool
     why: str
@@ -54,7 +57,7 @@ class Setup:
         salt: tenant salt.
         batch_rows: rows per encoding pass.
         adapter: id of the adapter that the model runs with.
-        background: what chunks are averaged over; the one that stands right behind its prelude is needed alone.
+        background: what chunks are averaged over; without, all are encoded alone.
         on_miss: encode a missing chunk and fuse, or prefill now and encode afterwards.
         loading: let the loading controller raise the ratio, and encode what is slow to read.
         overlap: read a slow store's layers while earlier ones compute.
@@ -87,20 +90,35 @@ class Setup:
         """Whether the store gives back the very bits."""
         return codec_by_name(self.store.codec).lossless
 
-    def plan(self, system: tuple[int, ...], alone: bool = False) -> EncodePlan:
-        """How the chunks of a prompt with this system part are encoded and named.
-
-        Args:
-            alone: behind the prelude and nothing else, whatever the background.
-        """
+    def plan(self, system: tuple[int, ...], reading: Reading = "mean") -> EncodePlan:
+        """How the chunks of a prompt with this system part are encoded and named; without background, all alone."""
         prelude = {"none": (), "bos": self.bos, "system": system}[self.prelude]
         loss = codec_by_name(self.store.codec).loss
-        background = NO_BACKGROUND if alone else self.background
-        return EncodePlan(prelude, self.fingerprint, self.salt, self.batch_rows, loss, self.adapter, background)
+        again = reading == "again" and bool(self.background)
+        background = self.background if reading == "mean" else NO_BACKGROUND
+        return EncodePlan(prelude, self.fingerprint, self.salt, self.batch_rows, loss, self.adapter, background, again)
 
     def keys(self, chunk: Chunk, system: tuple[int, ...]) -> tuple[str, ...]:
-        """Of all that may be kept of a chunk: its mean over the background, and its KV alone."""
-        return tuple(dict.fromkeys((self.plan(system).key(chunk), self.plan(system, alone=True).key(chunk))))
+        """Of all that may be kept of a chunk: alone, its mean over the background, and behind itself."""
+        return tuple(self.plan(system, reading).key(chunk) for reading in self.readings(again=True))
+
+    def readings(self, again: bool) -> tuple[Reading, ...]:
+        """What is kept of a chunk, and of one that overlaps with others; without background, one reading is all."""
+        if not self.background:
+            return ("mean",)
+        return ("alone", "mean", "again") if again else ("alone", "mean")
+
+    def repeats(self, prompt: Prompt) -> dict[int, tuple[Run, ...]]:
+        """Rows that are to be taken from their chunk's KV behind itself, by the chunk's index; see :mod:`readings`."""
+        runs = repeated_runs(prompt) if self.background else {}
+        return {i: rows for i, rows in runs.items() if self._rereads(prompt.chunks[i], prompt.system)}
+
+    def overlapping(self, chunks: Sequence[Chunk], system: tuple[int, ...]) -> list[Chunk]:
+        """Those that will be read behind themselves in prompts in which they come together."""
+        return [c for c in overlapping(chunks) if self._rereads(c, system)] if self.background else []
+
+    def _rereads(self, chunk: Chunk, system: tuple[int, ...]) -> bool:
+        return has_room_again(self.view, len(self.plan(system).prelude), len(chunk))
 
     # --- the prefix path --------------------------------------------------------------------------
 
@@ -140,25 +158,22 @@ class Setup:
 
     # --- the chunk store --------------------------------------------------------------------------
 
-    def fetch(
-        self, chunks: Sequence[Chunk], system: tuple[int, ...], alone: Collection[Chunk] = ()
-    ) -> dict[Chunk, ChunkKV]:
-        """KV of those ``chunks`` that the store holds; layers of slow stores are read later.
+    def fetch(self, wanted: Iterable[Wanted], system: tuple[int, ...]) -> dict[Wanted, ChunkKV]:
+        """What the store holds of that; layers of slow stores are read later.
 
         Entries that are not this model's KV of this chunk count as misses and are removed.
-
-        Args:
-            alone: chunks whose KV right behind the prelude is wanted, and not their mean.
         """
-        key = self._namer(system, alone)
-        entries = self.store.get_many([key(chunk) for chunk in chunks], layerwise=True)
+        wanted = list(wanted)
+        keys = [self.plan(system, reading).key(chunk) for chunk, reading in wanted]
+        entries = self.store.get_many(keys, layerwise=True)
         return {
-            chunk: kv for chunk, kv in zip(chunks, entries, strict=True) if kv is not None and self._ours(kv, chunk)
+            want: kv for want, kv in zip(wanted, entries, strict=True) if kv is not None and self._ours(kv, want.chunk)
         }
 
     def missing(self, chunks: Iterable[Chunk], system: tuple[int, ...]) -> list[Chunk]:
-        """Those chunks of which the store does not hold all that is kept; nothing is read."""
-        return [chunk for chunk in chunks if any(key not in self.store for key in self.keys(chunk, system))]
+        """Those chunks of which the store lacks KV that any prompt may ask for; nothing is read."""
+        plans = [self.plan(system, reading) for reading in self.readings(again=False)]
+        return [chunk for chunk in chunks if any(plan.key(chunk) not in self.store for plan in plans)]
 
     def forget(self, chunks: Sequence[Chunk], system: tuple[int, ...]) -> int:
         """Removes what is kept of chunks; returns how many the store held.
@@ -168,99 +183,97 @@ class Setup:
         if not chunks:
             return 0
         keys = [self.keys(chunk, system) for chunk in chunks]
-        self.afterwards.cancel([of_chunk[0] for of_chunk in keys])
+        self.afterwards.cancel(keys)
         self.prefix.evict(self.prefix.stats().nbytes)
         deleted = [list(map(self.store.delete, of_chunk)) for of_chunk in keys]
         return sum(map(any, deleted))
 
     def encode(
         self,
-        chunks: Sequence[Chunk],
+        wanted: Iterable[Wanted],
         system: tuple[int, ...],
         retention: Retention = DEFAULT_RETENTION,
-        stale: Collection[Chunk] = (),
-        alone: Collection[Chunk] = (),
+        stale: Collection[Wanted] = (),
     ) -> Iterator[Found]:
         """Encodes chunks behind their prelude and puts each into the store as soon as its batch is done.
 
-        A chunk that another thread is encoding right now is waited for, and one that has come into the store in the
-        meantime is read: the same chunk is encoded once.
+        What another thread is encoding right now is waited for, and what has come into the store in the meantime is
+        read: the same chunk is encoded once.
 
         Args:
             retention: for eviction; its cost is measured here.
-            stale: chunks whose stored entry is not to be used.
-            alone: chunks whose KV right behind the prelude is wanted, and not their mean.
+            stale: what is not to be taken from the store, though it may be there.
         """
-        key = self._namer(system, alone)
-        by_key = {key(chunk): chunk for chunk in chunks}
+        by_key = {self.plan(system, want.reading).key(want.chunk): want for want in wanted}
         while by_key:
             mine, others = self.flights.claim(tuple(by_key))
             try:
                 fresh = [by_key[str(name)] for name in mine]
-                known = self.fetch([chunk for chunk in fresh if chunk not in stale], system, alone)
-                for chunk, kv in known.items():
-                    self.flights.land(key(chunk), kv)
-                    del by_key[key(chunk)]
-                    yield Found(kv, False, "found in the store")
-                left = [chunk for chunk in fresh if chunk not in known]
-                for found in self._encode(left, system, retention, alone):
-                    self.flights.land(found.kv.key, found.kv)
-                    del by_key[found.kv.key]
-                    yield found
+                known = self.fetch([want for want in fresh if want not in stale], system)
+                found = (Found(want, kv, False, "found in the store") for want, kv in known.items())
+                for item in chain(found, self._encode([w for w in fresh if w not in known], system, retention)):
+                    self.flights.land(item.kv.key, item.kv)
+                    del by_key[item.kv.key]
+                    yield item
             finally:
                 for name in mine:
                     self.flights.land(name, None)  # whoever waits does it himself
             for name, flight in others.items():
                 landed = flight.result()
                 if landed is not None:
-                    del by_key[str(name)]
-                    yield Found(landed, False, "another request was encoding it: waited for")
+                    yield Found(by_key.pop(str(name)), landed, False, "another request was encoding it: waited for")
 
-    def encode_afterwards(self, chunks: Sequence[Chunk], system: tuple[int, ...]) -> None:
-        """Encodes chunks when no request is under way."""
+    def encode_afterwards(
+        self, chunks: Sequence[Chunk], system: tuple[int, ...], again: Collection[Chunk] = ()
+    ) -> None:
+        """Encodes chunks, those of ``again`` behind themselves too, when no request is under way."""
         for chunk in chunks:
-            self.afterwards.add(self.keys(chunk, system)[0], partial(self._encode_one, chunk, system))
+            job = partial(self._encode_one, chunk, system, chunk in again)
+            self.afterwards.add(self.keys(chunk, system), job)
 
-    def _encode_one(self, chunk: Chunk, system: tuple[int, ...]) -> None:
-        for _ in self.encode_fully([chunk], system):
+    def _encode_one(self, chunk: Chunk, system: tuple[int, ...], again: bool) -> None:
+        for _ in self.encode_fully([chunk], system, again=[chunk] if again else ()):
             pass
 
     def encode_fully(
-        self, chunks: Sequence[Chunk], system: tuple[int, ...], retention: Retention = DEFAULT_RETENTION
+        self,
+        chunks: Sequence[Chunk],
+        system: tuple[int, ...],
+        retention: Retention = DEFAULT_RETENTION,
+        again: Collection[Chunk] = (),
     ) -> Iterator[tuple[Found, ...]]:
         """All that is kept of each chunk, like :meth:`encode`: its KV alone, and its mean if there is a background.
 
-        Both come batch by batch: who is interrupted has whole chunks in the store.
+        They come batch by batch: who is interrupted has whole chunks in the store.
+
+        Args:
+            again: chunks that are read behind themselves too.
 
         Raises:
             PromptTooLong: a chunk that does not fit the model, before anything is encoded.
         """
-        if not self.background:
-            yield from ((found,) for found in self.encode(chunks, system, retention))
-            return
         require_room(self.view, chunks, self.plan(system).prelude)
         for batch in batches(sorted(chunks, key=len), self.batch_rows):
-            alone = {found.kv.ids: found for found in self.encode(batch, system, retention, alone=batch)}
-            yield from ((alone[found.kv.ids], found) for found in self.encode(batch, system, retention))
+            asked = {chunk: self.readings(chunk in again) for chunk in batch}
+            done: dict[Chunk, list[Found]] = {chunk: [] for chunk in batch}
+            for reading in self.readings(again=True):
+                wanted = (Wanted(chunk, reading) for chunk in batch if reading in asked[chunk])
+                for found in self.encode(wanted, system, retention):
+                    done[found.want.chunk].append(found)
+                    if len(done[found.want.chunk]) == len(asked[found.want.chunk]):
+                        yield tuple(done[found.want.chunk])
 
-    def _namer(self, system: tuple[int, ...], alone: Collection[Chunk]) -> Callable[[Chunk], str]:
-        mean, single, apart = self.plan(system), self.plan(system, alone=True), frozenset(alone)
-        return lambda chunk: (single if chunk in apart else mean).key(chunk)
-
-    def _encode(
-        self, chunks: Sequence[Chunk], system: tuple[int, ...], retention: Retention, alone: Collection[Chunk]
-    ) -> Iterator[Found]:
-        apart = frozenset(alone)
-        for single in (True, False):
-            mine = [chunk for chunk in chunks if (chunk in apart) == single]
-            if mine:
-                yield from self._encode_alike(mine, self.plan(system, alone=single), retention)
-
-    def _encode_alike(self, chunks: Sequence[Chunk], plan: EncodePlan, retention: Retention) -> Iterator[Found]:
-        for kv in encode_chunks(self.view, chunks, plan, self._leads(plan)):
-            kept = replace(kv, retention=retention._replace(cost=kv.retention.cost))
-            stored = self.store.put(kept)
-            yield Found(self._as_read(kept), True, _MISSED if stored else _REFUSED)
+    def _encode(self, wanted: Iterable[Wanted], system: tuple[int, ...], retention: Retention) -> Iterator[Found]:
+        by_reading: dict[Reading, list[Chunk]] = {}
+        for chunk, reading in wanted:
+            by_reading.setdefault(reading, []).append(chunk)
+        for reading, chunks in by_reading.items():
+            plan = self.plan(system, reading)
+            by_ids = {chunk.ids: chunk for chunk in chunks}
+            for kv in encode_chunks(self.view, chunks, plan, self._leads(plan)):
+                kept = replace(kv, retention=retention._replace(cost=kv.retention.cost))
+                why = _MISSED if self.store.put(kept) else _REFUSED
+                yield Found(Wanted(by_ids[kv.ids], reading), self._as_read(kept), True, why)
 
     def _as_read(self, kv: ChunkKV) -> ChunkKV:
         """As a later hit will see it, so that the first answer is the same as the second."""

@@ -25,6 +25,7 @@ from blend import Blender, BudgetError, Calibration
 from blend.calibration_files import calibration_file, calibration_key, keep_calibration
 from blend.calibration_fit import Observed, Point, fit
 from blend.progress import track
+from blend.readings import means
 from blend.selectors import Candidates, ExpectedError
 from blend.selectors.expected_error import expected_error
 from eval.arrange import Arrangement
@@ -156,7 +157,7 @@ def observe(blender: Blender, job: Job, ratios: Sequence[float]) -> Observed:
     prompt = make_prompt(blender.text, job.task, job.example)
     missing = blender.setup.missing(prompt.chunks, prompt.system)
     began = time.perf_counter()
-    for _ in blender.setup.encode(missing, prompt.system):
+    for _ in blender.setup.encode(means(missing), prompt.system):
         pass
     encode = time.perf_counter() - began
     blender.encode(prompt.chunks, system=prompt.system)

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from blend import Blender, BudgetError, PromptError, QueryAttention, UnsupportedModel
 from blend.hf.attention import attending
+from blend.readings import means
 from blend.testing.prompts import tiny_prompt
 from blend.testing.tiny import tiny_model
 from eval.fidelity import judge, make_reference
@@ -90,10 +91,10 @@ def test_turned_keys_are_the_papers_positions(family):
     with Blender(tiny_model(family), check=False) as blender:
         outcome = ape_with(1.0, 1.0).run(blender, Case(prompt))
         _, system = blender.view.prefill(torch.tensor([prompt.system]))
-        stored = blender.setup.fetch(prompt.chunks, prompt.system)
+        stored = blender.setup.fetch(means(prompt.chunks), prompt.system)
         past = DynamicCache()
         for layer, (keys, values) in enumerate(system):
-            parts = [(keys[0], values[0]), *(stored[chunk].layers[layer] for chunk in prompt.chunks)]
+            parts = [(keys[0], values[0]), *(kv.layers[layer] for kv in stored.values())]
             past.update(*(torch.cat([part[slot] for part in parts], dim=1)[None] for slot in (0, 1)), layer)
         behind = len(prompt.system) + max(map(len, prompt.chunks))
         answer = outcome.decode((), 4)

@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from blend import Blender, FullReuse, Prompt, UnsupportedModel
+from blend.readings import means
 from blend.testing.prompts import tiny_prompt
 from blend.testing.tiny import tiny_model
 from eval.systems import SYSTEMS, Case
@@ -31,10 +32,10 @@ def test_unrotated_keys_are_the_cached_ones_side_by_side(blender):
     prompt = tiny_prompt()
     fusion = unrotated(blender, prompt).fusion
     _, system = blender.view.prefill(torch.tensor([prompt.system]))
-    stored = blender.setup.fetch(prompt.chunks, prompt.system)
+    stored = blender.setup.fetch(means(prompt.chunks), prompt.system)
     past = DynamicCache()
     for layer, (keys, values) in enumerate(system):
-        parts = [(keys[0], values[0]), *(stored[chunk].layers[layer] for chunk in prompt.chunks)]
+        parts = [(keys[0], values[0]), *(kv.layers[layer] for kv in stored.values())]
         keys, values = (torch.cat([part[slot] for part in parts], dim=1) for slot in (0, 1))
         rows = keys.shape[1]
         assert torch.equal(fusion.layers[layer][0][:, :rows], keys)

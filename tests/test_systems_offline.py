@@ -22,6 +22,7 @@ from blend import (
     UnsupportedModel,
 )
 from blend.layout import Layout, Piece
+from blend.readings import Wanted, means
 from blend.selectors import Candidates
 from blend.testing.prompts import tiny_ids, tiny_prompt
 from blend.testing.selectors import SelectorTests
@@ -99,7 +100,7 @@ def kl(fusion, truth):
 
 
 def stored(blender, kv, chunk, system=PROMPT.system):
-    return kv.tenant(blender).setup.fetch([chunk], system).get(chunk)
+    return kv.tenant(blender).setup.fetch(means([chunk]), system).get(Wanted(chunk, "mean"))
 
 
 # --- the corpus ---------------------------------------------------------------------------------------
@@ -273,11 +274,11 @@ def test_alone_in_its_corpus_a_chunk_has_its_plain_kv(fresh):
 def test_plain_kv_and_kv_in_context_are_never_mixed_up(fresh):
     kv, case = InContext(2), case_of(fresh)
     fresh.encode(PROMPT.chunks, system=PROMPT.system)
-    plain = fresh.setup.fetch(PROMPT.chunks, PROMPT.system)
+    plain = fresh.setup.fetch(means(PROMPT.chunks), PROMPT.system)
     kv.prepare(fresh, case)
-    assert not InContext(3).tenant(fresh).setup.fetch(PROMPT.chunks, PROMPT.system)
-    assert fresh.setup.fetch(PROMPT.chunks, PROMPT.system) == plain
-    assert stored(fresh, kv, A).key != plain[A].key
+    assert not InContext(3).tenant(fresh).setup.fetch(means(PROMPT.chunks), PROMPT.system)
+    assert fresh.setup.fetch(means(PROMPT.chunks), PROMPT.system) == plain
+    assert stored(fresh, kv, A).key != plain[Wanted(A, "mean")].key
     with open_blender(salt="other", store=fresh.setup.store) as other:
         assert stored(other, kv, A) is None
 

@@ -11,12 +11,13 @@ A later prompt moves them from where they stood, as it does with plain KV. Knows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from blend import Blender, Chunk, ChunkKV, Fusion, KVBlendError, Prompt, Retention, Selector
 from blend.chunk import DEFAULT_RETENTION
+from blend.readings import Wanted
 from blend.selectors import FullReuse
 from blend.setup import Found, Setup
 from eval.systems.base import Case, Fused, System
@@ -90,7 +91,8 @@ class InContext:
     def holds(self, blender: Blender, context: Prompt) -> bool:
         """Whether the store has the KV of the chunk in this very context."""
         chunk = Chunk(context.question)
-        kv = self.tenant(blender).setup.fetch([chunk], context.system).get(chunk)
+        want = Wanted(chunk, "mean")
+        kv = self.tenant(blender).setup.fetch([want], context.system).get(want)
         return kv is not None and kv.prelude in (_prelude(context, exact=True), _prelude(context, exact=False))
 
     def encode(self, blender: Blender, context: Prompt) -> Fusion:
@@ -125,12 +127,12 @@ class _Prepared(Setup):
 
     def encode(
         self,
-        chunks: Sequence[Chunk],
+        wanted: Iterable[Wanted],
         system: tuple[int, ...],
         retention: Retention = DEFAULT_RETENTION,
-        stale: Collection[Chunk] = (),
-        alone: Collection[Chunk] = (),
+        stale: Collection[Wanted] = (),
     ) -> Iterator[Found]:
+        chunks = [want.chunk for want in wanted]
         raise NotPrepared(
             f"{len(chunks)} of the prompt's chunks have no KV in context in the store (the first has "
             f"{len(chunks[0])} tokens): run the system's prepare over this case first"

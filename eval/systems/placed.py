@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blend import Blender, Chunk, Fusion, Prompt, UnsupportedModel
+from blend import Blender, Fusion, Prompt, UnsupportedModel
 from blend.account import fused_report
 from blend.admission import admit
 from blend.chunk import KVLayers
@@ -31,6 +31,7 @@ from blend.hf.fusion_cache import FusionCache
 from blend.hf.view import ModelView
 from blend.layout import Layout, lay_out
 from blend.loading import LoadReport
+from blend.readings import Wanted, means
 from blend.repair import Charge, Repaired
 from blend.report import Report
 from blend.setup import Found, Setup
@@ -118,15 +119,15 @@ class _Part(NamedTuple):
 
 def _find(setup: Setup, prompt: Prompt, clock: Clock) -> list[Found]:
     """KV of every chunk; those that are missing are encoded now."""
-    wanted = list(dict.fromkeys(prompt.chunks))
+    wanted = means(prompt.chunks)
     with clock("lookup"):
         stored = setup.fetch(wanted, prompt.system)
-    found = {chunk: Found(kv, False, "found in the store") for chunk, kv in stored.items()}
-    missing = [chunk for chunk in wanted if chunk not in found]
+    found = {want: Found(want, kv, False, "found in the store") for want, kv in stored.items()}
+    missing = [want for want in wanted if want not in found]
     if missing:
         with clock("encode"):
-            found |= {Chunk(item.kv.ids): item for item in setup.encode(missing, prompt.system)}
-    return [found[chunk] for chunk in prompt.chunks]
+            found |= {item.want: item for item in setup.encode(missing, prompt.system)}
+    return [found[Wanted(chunk, "mean")] for chunk in prompt.chunks]
 
 
 def _system(setup: Setup, prompt: Prompt, clock: Clock) -> tuple[int, KVLayers]:
@@ -173,4 +174,4 @@ def _report(
     fresh, depth = layout.forced.numel(), len(cache.states)
     charge = Charge((fresh,) * depth, (0,) * depth, (), float(fresh * depth), layout.rows / fresh)
     repaired = Repaired(logits, layout.stale[:0], charge)
-    return fused_report(method, prompt, layout, found, repaired, cache, clock, LoadReport(), None)
+    return fused_report(method, prompt, layout, [[item] for item in found], repaired, cache, clock, LoadReport(), None)
