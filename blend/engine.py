@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import torch
 
+from blend.adapting import Adapting
 from blend.admission import accept, admit, admit_ids, default_corrector, default_selector, one_of, targets
 from blend.answering import Answering
 from blend.background import NO_BACKGROUND, Background, bundled_passages
-from blend.calibration_files import find_calibration, require_calibration
 from blend.check import quick_check
 from blend.chunk import Chunk
 from blend.correctors import Corrector
@@ -28,18 +28,19 @@ from blend.hf.view import ModelView
 from blend.leads import Leads
 from blend.library import Encoded
 from blend.loading import Loading
+from blend.naming import Prelude
 from blend.prefix import PrefixCache, RadixPrefixCache
 from blend.progress import track
 from blend.prompt import Prompt
-from blend.selectors import Adaptive, Selector
-from blend.setup import OnMiss, Prelude, Setup
+from blend.selectors import Selector
+from blend.setup import OnMiss, Setup
 from blend.stores import MemoryStore, Store, open_store
 from blend.text import DEFAULT_SYSTEM, PromptText, tokenizer_digest
 
 __all__ = ["Blender", "Encoded"]
 
 
-class Blender(Answering):
+class Blender(Answering, Adapting):
     """A model that reuses the KV of passages wherever they stand in a prompt.
 
     ::
@@ -138,13 +139,13 @@ class Blender(Answering):
             raise
         identity = hashlib.sha256(f"{self.view.fingerprint}{tokenizer_digest(tokenizer)}".encode()).hexdigest()
         self.setup = Setup(
-            self.view,
-            opened,
-            RadixPrefixCache() if prefix is None else prefix,
-            identity,
-            prelude,
-            bos,
-            salt,
+            view=self.view,
+            store=opened,
+            prefix=RadixPrefixCache() if prefix is None else prefix,
+            fingerprint=identity,
+            prelude=prelude,
+            bos=bos,
+            salt=salt,
             adapter=adapter,
             background=averaged_over,
             on_miss=on_miss,
@@ -201,33 +202,6 @@ class Blender(Answering):
             PromptError: no tokenizer, an empty question or passage.
         """
         return self._text().prompt(question, passages, self.system if system is None else system)
-
-    def adaptive(
-        self,
-        *,
-        mass: float = Adaptive.mass,
-        most: float | None = None,
-        max_kl: float | None = None,
-        ttft_budget: float | None = None,
-    ) -> Adaptive:
-        """A selector that computes as many rows again as it takes, for this Blender or for one request.
-
-        Its predictions are those that ``kvblend calibrate MODEL`` has made for this model, background, prelude and
-        corrector. Without a target it does with none, and then learns from its requests whether fusing pays.
-
-        Args:
-            mass: share of the stale rows' expected error that is to be covered.
-            most: share of the stale rows computed again at most; see :class:`Adaptive`.
-            max_kl: in place of ``mass``: nats from full prefill, the mean along an answer.
-            ttft_budget: in place of ``mass``: seconds to the first token.
-
-        Raises:
-            BudgetError: a number out of range; two targets; no calibration, or one that cannot be used.
-        """
-        for name, target in (("max_kl", max_kl), ("ttft_budget", ttft_budget)):
-            if target is not None:
-                require_calibration(self.setup, self.corrector, name)
-        return Adaptive(mass, most, max_kl, ttft_budget, find_calibration(self.setup, self.corrector))
 
     # --- answering --------------------------------------------------------------------------------
 
@@ -344,11 +318,6 @@ class Blender(Answering):
         self.close()
 
     # --- helpers ----------------------------------------------------------------------------------
-
-    def _own_adaptive(self, options: dict[str, float | None]) -> Selector:
-        selector = self.adaptive(max_kl=options["max_kl"], ttft_budget=options["ttft_budget"])
-        accept(self.view, selector, self.corrector)
-        return selector
 
     def _background(self, given: Background | Sequence[str] | None) -> Background:
         if isinstance(given, str):

@@ -11,14 +11,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 
 from blend.account import Decode, fused_report, prefilled_report
 from blend.assemble import LostChunk, assemble
-from blend.chunk import Chunk, kv_bytes
+from blend.chunk import kv_bytes
 from blend.clock import Clock
 from blend.correctors import Corrector
 from blend.filling import LayerFilling
@@ -26,69 +24,15 @@ from blend.fusion import Fusion
 from blend.hf.fusion_cache import FusionCache
 from blend.layout import Again, Layout, lay_out
 from blend.loading import LoadPlan, LoadReport, stored_bytes, with_ratio
-from blend.prefix import PrefixHit
 from blend.prompt import Prompt
-from blend.readings import Run, Wanted
 from blend.repair import repair
+from blend.request import Request
 from blend.selectors import Outlook, Selector
 from blend.setup import Found, Setup
 
 __all__ = ["fuse", "prefill"]
 
 _TELLING_ROWS = 256  # shorter prompts take milliseconds either way, and their measurements are noise
-
-
-@dataclass
-class _Request:
-    """One request on its way: what was asked, and what is known so far."""
-
-    setup: Setup
-    prompt: Prompt
-    selector: Selector
-    past: Fusion | None
-    decode: Decode | None
-    clock: Clock
-    corrector: Corrector | None = None
-    unusable: dict[Wanted, str] = field(default_factory=dict)  # what is stored and not to be read, and why
-    prefix: PrefixHit | None = None
-    found: dict[Wanted, Found] = field(default_factory=dict)
-    wanted: tuple[Wanted, ...] = ()
-
-    @property
-    def covered(self) -> tuple[int, int]:
-        """Rows of the longest exact prefix, and of the earlier fused context."""
-        context = _common(self.prompt.ids, self.past.prompt.ids) if self.past else 0
-        return self.prefix.rows if self.prefix else 0, context
-
-    @property
-    def missing(self) -> list[Wanted]:
-        """What is wanted and not there."""
-        return [want for want in self.wanted if want not in self.found]
-
-    @property
-    def missing_chunks(self) -> list[Chunk]:
-        """Chunks of which something is missing."""
-        return list(dict.fromkeys(want.chunk for want in self.missing))
-
-    @property
-    def reused_rows(self) -> int:
-        """Rows of the distinct chunks that no prefix and no earlier context covers."""
-        return sum(map(len, {want.chunk for want in self.wanted}))
-
-    @cached_property
-    def repeats(self) -> dict[int, tuple[Run, ...]]:
-        """Rows whose text an earlier chunk has said already, by the index of their chunk."""
-        return self.setup.repeats(self.prompt)
-
-    def first_of(self, index: int) -> Wanted:
-        """What the rows of a chunk are taken from: alone where that is exact, right behind the prelude."""
-        system, exact = self.prompt.system, index == 0 and bool(self.setup.background)
-        alone = exact and self.setup.plan(system, "alone").prelude == system
-        return Wanted(self.prompt.chunks[index], "alone" if alone else "mean")
-
-    def again_of(self, index: int) -> Wanted | None:
-        """What those rows of it are taken from that an earlier chunk has said already; None without such rows."""
-        return Wanted(self.prompt.chunks[index], "again") if index in self.repeats else None
 
 
 def fuse(
@@ -114,7 +58,7 @@ def fuse(
     rope = setup.view.rope
     rope.admit(len(prompt))
     past = past if past and rope.same_angles(len(past.prompt), len(prompt)) else None
-    request = _Request(setup, prompt, selector, past, decode, Clock(setup.view.device), corrector)
+    request = Request(setup, prompt, selector, past, decode, Clock(setup.view.device), corrector)
     while True:
         try:
             return _fuse(request, bypass)
@@ -126,7 +70,7 @@ def fuse(
             setup.store.delete(request.found[want].kv.key)
 
 
-def _fuse(request: _Request, bypass: bool) -> Fusion:
+def _fuse(request: Request, bypass: bool) -> Fusion:
     setup, prompt, clock = request.setup, request.prompt, request.clock
     with clock("lookup"):
         plan = _look_up(request)
@@ -143,7 +87,7 @@ def _fuse(request: _Request, bypass: bool) -> Fusion:
         repaired = repair(setup.view, ids_1T, layout, cache, chosen, clock, filling, request.corrector)
     finally:
         filling.close()
-    items = [_items(request, index) for index in range(len(prompt.chunks))]
+    items = [request.items_of(index) for index in range(len(prompt.chunks))]
     load = _load_report([item for of_chunk in items for item in of_chunk], filling, ratio)
     setup.pace.note("read", load.nbytes, 1, load.seconds)
     corrector = request.corrector.name if request.corrector else None
@@ -189,7 +133,7 @@ def prefill(
     return Fusion(prompt, logits[0], report, True, own, view)
 
 
-def _look_up(request: _Request) -> LoadPlan:
+def _look_up(request: Request) -> LoadPlan:
     """The longest exact prefix, then what the store holds of the chunks beyond it and is worth reading."""
     setup, prompt = request.setup, request.prompt
     request.prefix = setup.longest_prefix(prompt)
@@ -210,7 +154,7 @@ def _look_up(request: _Request) -> LoadPlan:
     return plan
 
 
-def _better_prefilled(request: _Request, plan: LoadPlan, bypass: bool) -> str | None:
+def _better_prefilled(request: Request, plan: LoadPlan, bypass: bool) -> str | None:
     """Why this request is answered by a plain prefill; None where it is fused. What is missing is encoded later."""
     setup, prompt = request.setup, request.prompt
     if not prompt.chunks and not any(request.covered):
@@ -226,7 +170,7 @@ def _better_prefilled(request: _Request, plan: LoadPlan, bypass: bool) -> str | 
     return why
 
 
-def _not_paying(request: _Request, plan: LoadPlan) -> str | None:
+def _not_paying(request: Request, plan: LoadPlan) -> str | None:
     """Why fusing would take longer than a full prefill: as the selector foresees it, or as it has turned out here."""
     setup, prompt = request.setup, request.prompt
     rows, reused = len(prompt), request.reused_rows
@@ -242,7 +186,7 @@ def _not_paying(request: _Request, plan: LoadPlan) -> str | None:
     return None
 
 
-def _encode_missing(request: _Request) -> None:
+def _encode_missing(request: Request) -> None:
     setup, prompt = request.setup, request.prompt
     if request.missing:
         _encode(request)
@@ -253,7 +197,7 @@ def _encode_missing(request: _Request) -> None:
         request.prefix = setup.longest_prefix(prompt)
 
 
-def _encode(request: _Request) -> None:
+def _encode(request: Request) -> None:
     """What this prompt needs and the store lacks. What other orders will need of new chunks is encoded with it."""
     setup, system = request.setup, request.prompt.system
     again = [want for want in request.missing if want in request.unusable]
@@ -265,16 +209,10 @@ def _encode(request: _Request) -> None:
         request.found |= {item.want: item for item in entries}
 
 
-def _items(request: _Request, index: int) -> list[Found]:
-    """What a chunk's rows are taken from; nothing where a prefix or context covers it."""
-    both = request.first_of(index), request.again_of(index)
-    return [request.found[want] for want in both if want in request.found]
-
-
-def _place(request: _Request, plan: LoadPlan) -> tuple[Layout, FusionCache, LayerFilling, float | None]:
+def _place(request: Request, plan: LoadPlan) -> tuple[Layout, FusionCache, LayerFilling, float | None]:
     """Lays out the prompt and moves what is reused; also the ratio that would hide the load."""
     setup, prompt, past, prefix = request.setup, request.prompt, request.past, request.prefix
-    kvs = [[item.kv for item in _items(request, index)] for index in range(len(prompt.chunks))]
+    kvs = [[item.kv for item in request.items_of(index)] for index in range(len(prompt.chunks))]
     same_angles, lossless = setup.view.rope.same_angles, setup.lossless
     layout = lay_out(
         prompt,
@@ -295,12 +233,12 @@ def _load_report(items: Sequence[Found], filling: LayerFilling, ratio: float | N
     return LoadReport(nbytes, filling.busy, filling.waited, ratio) if nbytes else LoadReport()
 
 
-def _pace_of(request: _Request) -> tuple[str, str]:
+def _pace_of(request: Request) -> tuple[str, str]:
     """What the pace of a method is known by. It need not be hashable: it may hold lists and tensors."""
     return "fuse", repr((request.selector, request.corrector))
 
 
-def _work(request: _Request) -> float:
+def _work(request: Request) -> float:
     """Rows that fusing computes, roughly; its pace learns the rest."""
     rows = len(request.prompt) - max(request.covered)
     reused = request.reused_rows
@@ -317,8 +255,3 @@ def _worthwhile(setup: Setup, rows: int, total: int) -> bool:
     if full is None or behind is None or total < _TELLING_ROWS:
         return rows * 8 >= total
     return behind < full
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

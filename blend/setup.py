@@ -11,26 +11,23 @@ from typing import Literal, NamedTuple
 import torch
 
 from blend.afterwards import Afterwards
-from blend.background import NO_BACKGROUND, Background
 from blend.chunk import DEFAULT_RETENTION, Chunk, ChunkKV, KVLayers, Retention
-from blend.encode import EncodePlan, Lead, batches, encode_chunks, has_room_again, require_room
+from blend.encode import EncodePlan, Lead, batches, encode_chunks, require_room
 from blend.flight import SingleFlight
-from blend.hf.view import ModelView
 from blend.leads import Leads
 from blend.loading import Loading
+from blend.naming import Naming
 from blend.pace import Pace
 from blend.prefix import PrefixCache, PrefixHit
 from blend.prompt import Prompt
-from blend.readings import Reading, Run, Wanted, overlapping, repeated_runs
-from blend.stores import Store
+from blend.readings import Reading, Wanted
 from blend.stores.codecs import codec_by_name
 
-__all__ = ["Found", "OnMiss", "Prelude", "Setup"]
+__all__ = ["Found", "OnMiss", "Setup"]
 
 _MISSED = "not in the store: encoded now and kept"
 _REFUSED = "not in the store: encoded now; the store did not take it"
 
-Prelude = Literal["none", "bos", "system"]
 OnMiss = Literal["encode", "prefill"]
 
 
@@ -43,21 +40,12 @@ class Found(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True)
-class Setup:
+@dataclass(frozen=True, kw_only=True)
+class Setup(Naming):
     """Model, caches and keys of one Blender.
 
     Attributes:
-        view: the model.
-        store: chunk KV.
         prefix: exact prefix KV.
-        fingerprint: of model and tokenizer.
-        prelude: what chunks are encoded behind.
-        bos: the tokenizer's BOS ids, for ``prelude="bos"``.
-        salt: tenant salt.
-        batch_rows: rows per encoding pass.
-        adapter: id of the adapter that the model runs with.
-        background: what chunks are averaged over; without, all are encoded alone.
         on_miss: encode a missing chunk and fuse, or prefill now and encode afterwards.
         loading: let the loading controller raise the ratio, and encode what is slow to read.
         overlap: read a slow store's layers while earlier ones compute.
@@ -67,16 +55,7 @@ class Setup:
         leads: KV of what chunks are averaged behind.
     """
 
-    view: ModelView
-    store: Store
     prefix: PrefixCache
-    fingerprint: str
-    prelude: Prelude = "system"
-    bos: tuple[int, ...] = ()
-    salt: str = ""
-    batch_rows: int = 1024
-    adapter: str = ""
-    background: Background = NO_BACKGROUND
     on_miss: OnMiss = "encode"
     loading: Loading = "plain"
     overlap: bool = True
@@ -84,41 +63,6 @@ class Setup:
     pace: Pace = field(default_factory=Pace)
     afterwards: Afterwards = field(default_factory=Afterwards)
     leads: Leads = field(default_factory=Leads)
-
-    @property
-    def lossless(self) -> bool:
-        """Whether the store gives back the very bits."""
-        return codec_by_name(self.store.codec).lossless
-
-    def plan(self, system: tuple[int, ...], reading: Reading = "mean") -> EncodePlan:
-        """How the chunks of a prompt with this system part are encoded and named; without background, all alone."""
-        prelude = {"none": (), "bos": self.bos, "system": system}[self.prelude]
-        loss = codec_by_name(self.store.codec).loss
-        again = reading == "again" and bool(self.background)
-        background = self.background if reading == "mean" else NO_BACKGROUND
-        return EncodePlan(prelude, self.fingerprint, self.salt, self.batch_rows, loss, self.adapter, background, again)
-
-    def keys(self, chunk: Chunk, system: tuple[int, ...]) -> tuple[str, ...]:
-        """Of all that may be kept of a chunk: alone, its mean over the background, and behind itself."""
-        return tuple(self.plan(system, reading).key(chunk) for reading in self.readings(again=True))
-
-    def readings(self, again: bool) -> tuple[Reading, ...]:
-        """What is kept of a chunk, and of one that overlaps with others; without background, one reading is all."""
-        if not self.background:
-            return ("mean",)
-        return ("alone", "mean", "again") if again else ("alone", "mean")
-
-    def repeats(self, prompt: Prompt) -> dict[int, tuple[Run, ...]]:
-        """Rows that are to be taken from their chunk's KV behind itself, by the chunk's index; see :mod:`readings`."""
-        runs = repeated_runs(prompt) if self.background else {}
-        return {i: rows for i, rows in runs.items() if self._rereads(prompt.chunks[i], prompt.system)}
-
-    def overlapping(self, chunks: Sequence[Chunk], system: tuple[int, ...]) -> list[Chunk]:
-        """Those that will be read behind themselves in prompts in which they come together."""
-        return [c for c in overlapping(chunks) if self._rereads(c, system)] if self.background else []
-
-    def _rereads(self, chunk: Chunk, system: tuple[int, ...]) -> bool:
-        return has_room_again(self.view, len(self.plan(system).prelude), len(chunk))
 
     # --- the prefix path --------------------------------------------------------------------------
 
