@@ -34,7 +34,7 @@ Run: TypeAlias = tuple[int, int]
 """First row, and the one behind the last."""
 
 _GRAM = 8  # tokens in a row that make a repetition; fewer are names and turns of phrase (4 to 16: no difference seen)
-_SHARE = 0.25  # of a chunk's rows: for less, another stored reading is not worth its bytes
+_SHARE = 0.5  # of a chunk's rows: below that, taking the others from two readings gained nothing for sure
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, odd: spreads ids over all bits
 
 _Hashes: TypeAlias = "npt.NDArray[np.uint64]"
@@ -56,8 +56,8 @@ def means(chunks: Iterable[Chunk]) -> list[Wanted]:
 def repeated_runs(prompt: Prompt) -> dict[int, tuple[Run, ...]]:
     """Rows of the prompt whose text has stood in an earlier chunk, by the index of the chunk they lie in.
 
-    A run is at least eight tokens long; what parts two runs by less belongs to them. Chunks of which less than a
-    quarter is repeated are left out.
+    A run is at least eight tokens long; what parts two runs by less belongs to them. Chunks of which less than
+    half is repeated are left out.
     """
     chunks = prompt.chunks
     owners, grams = _grams(chunks)
@@ -74,7 +74,7 @@ def repeated_runs(prompt: Prompt) -> dict[int, tuple[Run, ...]]:
 
 
 def overlapping(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Those chunks of which a quarter or more is in another of them too."""
+    """Those chunks of which half or more is in another of them too."""
     owners, grams = _grams(chunks)
     if not len(grams):
         return []
