@@ -23,18 +23,20 @@ import numpy.typing as npt
 from blend.chunk import Chunk
 from blend.prompt import Prompt
 
-__all__ = ["AGAIN", "Reading", "Run", "Wanted", "means", "overlapping", "repeated_runs"]
+__all__ = ["AGAIN", "SHARE", "Reading", "Run", "Wanted", "means", "overlapping", "repeated_runs"]
 
 Reading = Literal["alone", "mean", "again"]
 
 AGAIN = "itself"
 """What stands where the digest of a background would in the key of a chunk that is read behind itself."""
 
+SHARE = 0.5
+"""Of a chunk's rows, repeated at least. Where fewer were, taking them from another reading gained nothing for sure."""
+
 Run: TypeAlias = tuple[int, int]
 """First row, and the one behind the last."""
 
 _GRAM = 8  # tokens in a row that make a repetition; fewer are names and turns of phrase (4 to 16: no difference seen)
-_SHARE = 0.5  # of a chunk's rows: below that, taking the others from two readings gained nothing for sure
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, odd: spreads ids over all bits
 
 _Hashes: TypeAlias = "npt.NDArray[np.uint64]"
@@ -121,4 +123,4 @@ def _runs(rows: _Flags) -> Iterator[Run]:
 
 
 def _worthwhile(rows: _Flags) -> bool:
-    return bool(rows.sum() >= _SHARE * len(rows))
+    return bool(rows.sum() >= SHARE * len(rows))

@@ -126,11 +126,13 @@ def test_operations_by_hand(shape):
     assert figures["read_bytes_per_s"] == pytest.approx(6 * 256 * 23_040 / (saved / 1e12)), "one entry of a passage"
 
 
-def encode_by_hand(*behind):
-    """Operations of 256 rows of SmolLM2-135M behind each of these: weights, pairs of rows, the last row's logits."""
+def encode_by_hand(*behind, count=256):
+    """Operations of some rows of SmolLM2-135M behind each of these: weights, pairs of rows, the last row's logits."""
     weights = 30 * (576 * 576 * 2 + 2 * 576 * 192 + 3 * 576 * 1536)
     pairs = 30 * 2 * 9 * (64 + 64)
-    return sum(256 * 2 * weights + (256 * rows + 256 * 257 / 2) * pairs + 2 * 576 * 49152 for rows in behind)
+    return sum(
+        count * 2 * weights + (count * rows + count * (count + 1) / 2) * pairs + 2 * 576 * 49152 for rows in behind
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,21 +156,37 @@ def test_encoding_by_hand(shape, options, behind):
     assert figures["days"] == pytest.approx(50 * cost / saved / 7)
 
 
+def test_passages_that_share_much_are_read_behind_themselves(shape):
+    """64 of 256 tokens with each neighbour: half of a passage."""
+    some, much, few = (
+        make_plan(shape, PlanOptions("smollm2", 10, tokens, overlap=overlap), RATE)
+        for tokens, overlap in ((1000, 63), (1000, 64), (256, 64))
+    )
+    assert [plan.options.entries for plan in (some, much, few)] == [2, 3, 2]
+    assert much.encode_flops == encode_by_hand(32, 432, 432, 432, 432) + encode_by_hand(32, count=512)
+    assert some.encode_flops == few.encode_flops == encode_by_hand(32, 432, 432, 432, 432)
+    assert PlanOptions("smollm2", 10, 1000, overlap=64, contexts=0).entries == 1
+
+
 def test_contexts_change_what_is_kept_and_encoded_and_nothing_else(shape):
     alone, mean = (make_plan(shape, PlanOptions("smollm2", 10, 1000, contexts=n), RATE).as_dict() for n in (0, 4))
     changed = {"contexts", "disk_bytes", "encode_flops", "encode_all_s", "asks_per_passage", "asks_for_all"}
     assert {key for key in mean if mean[key] != alone[key]} == changed
 
 
+@pytest.mark.parametrize("overlap", [0, 20])
 @pytest.mark.parametrize("contexts", [0, 3])
-def test_disk_bytes_are_those_of_what_a_blender_keeps(contexts):
+def test_disk_bytes_are_those_of_what_a_blender_keeps(contexts, overlap):
     """All entries that encoding leaves in the store, as many bytes as are planned."""
     config = tiny_config("llama")
     background = Background(tuple(tuple(tiny_ids(30 + i)) for i in range(contexts)))
-    options = PlanOptions("", documents=5, tokens=40, size=40, overlap=0, contexts=contexts)
+    options = PlanOptions("", documents=2, tokens=120, size=40, overlap=overlap, contexts=contexts)
     with Blender(tiny_model("llama"), check=False, background=background) as blender:
-        ids = tiny_ids(5 * 40)
-        blender.encode([Chunk(ids[start : start + 40]) for start in range(0, 200, 40)], system=(1, 2))
+        starts = range(0, 120 - overlap, 40 - overlap)
+        texts = (tiny_ids(120, seed=seed) for seed in range(2))
+        chunks = [Chunk(ids[start : start + 40]) for ids in texts for start in starts]
+        assert len(chunks) == options.passages
+        blender.encode(chunks, system=(1, 2))
         stored = [blender.store.get(key) for key in list(blender.store.keys())]
         planned = make_plan(model_shape(config, blender.view.dtype), options, RATE)
     assert sum(kv.nbytes for kv in stored) == planned.kv_bytes

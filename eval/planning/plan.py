@@ -16,6 +16,7 @@ from rich.console import Console
 
 from blend.errors import BudgetError
 from blend.hf.shape import ModelShape, read_shape
+from blend.readings import SHARE
 from eval.rag.flops import METHODS, Ask, alike, fused_flops
 
 __all__ = ["DEFAULT", "Gain", "Plan", "PlanOptions", "Rate", "make_plan", "matmul_rate", "run_plan"]
@@ -98,9 +99,17 @@ class PlanOptions:
         return self.documents * (self.tokens + (self.passages_each - 1) * self.overlap)
 
     @property
+    def rereads(self) -> bool:
+        """Whether passages share so much with their neighbours that they are read behind themselves too."""
+        return self.contexts > 0 and self.passages_each > 2 and 2 * self.overlap >= SHARE * self.size
+
+    @property
     def entries(self) -> int:
-        """What is stored of a passage: its KV alone and, with contexts, the mean over them. A question reads one."""
-        return 2 if self.contexts else 1
+        """What is stored of a passage: its KV alone and, with contexts, the mean over them, and perhaps a third.
+
+        A question reads one, or two where an earlier passage of the prompt has said some of its text.
+        """
+        return 2 + self.rereads if self.contexts else 1
 
     @property
     def ask(self) -> Ask:
@@ -132,8 +141,8 @@ class Plan:
         shape: of the model.
         rate: of the machine.
         full_flops: operations of a full prefill of the prompt.
-        encode_flops: operations of encoding a passage, alone and behind each context. The contexts' own KV is left
-            out: it is computed once for all passages.
+        encode_flops: operations of encoding a passage, alone, behind each context and perhaps behind itself. The
+            contexts' own KV is left out: it is computed once for all passages.
         gains: per method.
     """
 
@@ -235,6 +244,8 @@ def make_plan(shape: ModelShape, options: PlanOptions, rate: Rate) -> Plan:
     full = shape.prefill_flops(ask.rows)
     encode = shape.prefill_flops(ask.passage, behind=ask.system)
     encode += options.contexts * shape.prefill_flops(ask.passage, behind=ask.system + options.context_rows)
+    if options.rereads:
+        encode += shape.prefill_flops(2 * ask.passage, behind=ask.system)
     rows_only = alike(shape)
     gains = {}
     for method in METHODS:

@@ -92,7 +92,8 @@ def _sizes(plan: Plan) -> Iterator[tuple[str, str, str]]:
         f"{options.documents:,} × ⌈({options.tokens:,} − {overlap}) / ({options.size} − {overlap})⌉ "
         f"= {options.passages:,}",
     )
-    kept = "entries (alone, and the mean; a question reads one) × " if options.contexts else ""
+    third = ", and behind itself" if options.rereads else ""
+    kept = f"entries (alone, and the mean{third}; a question reads one) × " if options.contexts else ""
     entries = f"{options.entries} × " if options.contexts else ""
     yield (
         "disk",
@@ -154,6 +155,9 @@ def _worth(plan: Plan) -> Iterator[tuple[str, str, str]]:
         words += " + contexts × one behind a context too (whose own KV, computed once for all, is left out)"
         behind = ask.system + options.context_rows
         numbers = f"({numbers}) + {options.contexts} × ({ask.passage} rows behind {behind})"
+    if options.rereads:
+        words += " + one of the passage twice"
+        numbers += f" + ({2 * ask.passage} rows behind {ask.system})"
     yield "encoding a passage", words, f"{numbers} = {_si(encode)}"
     yield (
         "break-even",
@@ -188,11 +192,15 @@ def _pairs(plan: Plan) -> str:
 
 
 def _kept(options: PlanOptions) -> str:
-    return f", kept alone and as the mean over {_contexts(options)}" if options.contexts else ""
+    return f", kept alone and as the mean over {_contexts(options)}{_again(options)}" if options.contexts else ""
 
 
 def _encoded(options: PlanOptions) -> str:
-    return f", each alone and behind {_contexts(options)}" if options.contexts else ""
+    return f", each alone and behind {_contexts(options)}{_again(options)}" if options.contexts else ""
+
+
+def _again(options: PlanOptions) -> str:
+    return ", and behind itself, since neighbours share so much" if options.rereads else ""
 
 
 def _contexts(options: PlanOptions) -> str:
