@@ -74,4 +74,4 @@ class Corrections:
 def _add(x_HTD: Tensor, rows_N: Tensor, shift_HND: Tensor | None) -> None:
     """Adds in fp32, rounds once."""
     if shift_HND is not None:
-        x_HTD.index_copy_(1, rows_N, (x_HTD.index_select(1, rows_N).float() + shift_HND).to(x_HTD.dtype))
+        x_HTD.index_copy_(1, rows_N, x_HTD.index_select(1, rows_N).float().add_(shift_HND).to(x_HTD.dtype))

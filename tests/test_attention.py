@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from blend.hf.attention import BACKENDS, FusionMask, Reach, attend_blocked, attend_eager
-from blend.hf.attention.gemm import attend_gemm
-from blend.testing.attention import AttentionTests
+from blend.hf.attention import FusionMask, Reach, attend_blocked, attend_eager, attend_gemm
+from blend.testing.attention import AttentionTests, failures
 
 
 class TestEager(AttentionTests):
@@ -22,10 +21,6 @@ class TestBlocked(AttentionTests):
 
 class TestGemm(AttentionTests):
     attend = staticmethod(attend_gemm)
-
-
-def test_every_backend_is_tested():
-    assert set(BACKENDS.values()) == {suite.attend for suite in (TestEager, TestBlocked, TestGemm)}
 
 
 def by_hand(query, key, value, rows, *, scaling, reach=None, softcap=None, sinks=None):
@@ -122,6 +117,14 @@ def test_the_suite_finds_a_broken_backend(name):
     broken = type("Broken", (AttentionTests,), {"attend": staticmethod(BROKEN[name])})
     with pytest.raises(AssertionError):
         getattr(broken(), name)()
+
+
+def test_a_suite_can_be_run_without_a_test_runner():
+    broken = type("Broken", (AttentionTests,), {"attend": staticmethod(forgets_the_sinks)})
+    wrong = failures(broken)
+    assert set(wrong) == {"test_sinks", "test_extras_over_many_blocks"}
+    assert "off by" in wrong["test_sinks"]
+    assert "\n" not in wrong["test_sinks"]
 
 
 def test_blocks_cover_every_visible_key_once():

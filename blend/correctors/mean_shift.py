@@ -89,10 +89,10 @@ class MeanShift(Corrector):
         value_R = distance(fresh.fresh_values, fresh.cached_values, self.relative)
         return spread(fresh.rows_R, key_R, total), spread(fresh.rows_R, value_R, total)
 
-    def _weights(self, drift_T: Tensor | None, choice: Choice, chunk_N: Tensor) -> Tensor:
-        """Of each row that stays, ``[N]``."""
+    def _weights(self, drift_T: Tensor | None, choice: Choice, chunk_N: Tensor) -> Tensor | float:
+        """Of each row that stays, ``[N]``, or of all of them."""
         if not isinstance(self.weight, str):
-            return torch.full(chunk_N.shape, float(self.weight), device=chunk_N.device)
+            return float(self.weight)
         assert drift_T is not None, "the engine refuses selectors without a check where one is needed"
         if self.weight == "row":
             return drift_T[choice.left_N].clamp_max(1.0)
@@ -108,7 +108,7 @@ class _Shifting:
         chunk_N: chunk of each row that stays.
         keys_PC: what each recomputed row counts for in its chunk's mean of keys.
         values_PC: in that of values.
-        key_weight_N: of the mean of keys.
+        key_weight_N: of the mean of keys; one number for all rows is weighed in before the mean goes out to them.
         value_weight_N: of the mean of values.
         turns: None to average rotated keys.
     """
@@ -116,21 +116,26 @@ class _Shifting:
     chunk_N: Tensor
     keys_PC: Tensor
     values_PC: Tensor
-    key_weight_N: Tensor
-    value_weight_N: Tensor
+    key_weight_N: Tensor | float
+    value_weight_N: Tensor | float
     turns: _Turns | None
 
     def __call__(self, fresh: FreshKV) -> Shift:
         off = [fresh.fresh_keys.float() - fresh.cached_keys, fresh.fresh_values.float() - fresh.cached_values]
         if self.turns:
             self.turns.to_origin_(fresh.layer, off)
-        means = (torch.matmul(self.keys_PC, off[0]), torch.matmul(self.values_PC, off[1]))  # [H, P, D]
-        shifts = [mean[:, self.chunk_N] for mean in means]
-        shifts[0] *= self.key_weight_N[:, None]
-        shifts[1] *= self.value_weight_N[:, None]
+        shifts = [
+            self._to_rows(torch.matmul(self.keys_PC, off[0]), self.key_weight_N),
+            self._to_rows(torch.matmul(self.values_PC, off[1]), self.value_weight_N),
+        ]
         if self.turns:
             self.turns.to_rows_(fresh.layer, shifts)
         return Shift(*shifts)
+
+    def _to_rows(self, mean_HPD: Tensor, weight_N: Tensor | float) -> Tensor:
+        if isinstance(weight_N, float):
+            return (mean_HPD * weight_N).index_select(1, self.chunk_N)
+        return mean_HPD.index_select(1, self.chunk_N) * weight_N[:, None]
 
 
 class _Turns:

@@ -5,7 +5,8 @@
     class TestMyBackend(AttentionTests):
         attend = staticmethod(attend_mine)
 
-Any test runner that collects ``test_`` methods will do. Shape suffixes as in :mod:`blend.hf.attention.eager`.
+Any test runner that collects ``test_`` methods will do, and :func:`failures` where there is none. Another device is a
+class attribute away. Shape suffixes as in :mod:`blend.hf.attention.eager`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from blend.hf.attention.eager import attend_eager
 from blend.hf.attention.mask import BLOCK_ROWS, FusionMask, Reach
 
-__all__ = ["AttentionTests"]
+__all__ = ["AttentionTests", "failures"]
 
 
 class _Inputs(NamedTuple):
@@ -86,6 +87,19 @@ class AttentionTests:
         for count in (border + step for border in (BLOCK_ROWS, 2 * BLOCK_ROWS) for step in (-1, 0, 1)):
             self._agree(self._inputs(total), range(total - count, total))
             self._agree(self._inputs(total), range(count))
+
+    def test_prompts_of_many_blocks(self) -> None:
+        """Of the size of a GPU's blocks: rows alone, rows side by side, and gaps, under every reach."""
+        inputs = self._inputs(700)
+        for rows in ([*self._some_rows(450), *range(500, 700)], [*range(0, 700, 2), 699], [*range(300), 650]):
+            for reach in (Reach(), Reach(window=40), Reach(window=200), Reach(chunk=256)):
+                self._agree(inputs, rows, reach=reach)
+
+    def test_extras_over_many_blocks(self) -> None:
+        sinks = torch.tensor([2.0, -1.0, 0.0, 5.0], device=self.device)
+        for rows in ([*self._some_rows(450), *range(500, 700)], range(700)):
+            for reach in (Reach(), Reach(window=200)):
+                self._agree(self._inputs(700), rows, reach=reach, softcap=5.0, sinks=sinks)
 
     # --- how far back they see --------------------------------------------------------------------
 
@@ -190,3 +204,14 @@ class AttentionTests:
         generator = torch.Generator().manual_seed(seed)
         chosen: Iterator[int] = iter(torch.randperm(total - 1, generator=generator)[: total * 2 // 3].tolist())
         return sorted({*chosen, total - 1})
+
+
+def failures(suite: type[AttentionTests]) -> dict[str, str]:
+    """Runs every test of a suite; of each that fails, its name and what went wrong, in one line."""
+    wrong = {}
+    for name in (name for name in dir(suite) if name.startswith("test_")):
+        try:
+            getattr(suite(), name)()
+        except Exception as error:  # a kernel may raise anything, and the other tests are to run all the same
+            wrong[name] = f"{type(error).__name__}: {error}".strip().split("\n")[0]
+    return wrong

@@ -62,11 +62,12 @@ def weights_eager(
     kv_heads = key.shape[1]
     # The query heads of a group stand side by side, so folding them into the query length shares the keys.
     folded = query.reshape(batch, kv_heads, heads // kv_heads * count, dim)
-    scores = (folded @ key.transpose(-1, -2)).float().reshape(batch, heads, count, -1) * scaling
+    scores = (folded @ key.transpose(-1, -2)).float().reshape(batch, heads, count, -1).mul_(scaling)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if allowed is not None:
-        scores = scores.masked_fill(~allowed, float("-inf"))
+        # Added, for a bool mask that is spread over the heads takes several times as long.
+        scores += torch.zeros(allowed.shape, device=scores.device).masked_fill_(~allowed, float("-inf"))
     if sinks is None:
         return scores.softmax(dim=-1)
     column = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)

@@ -11,29 +11,24 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from blend.errors import UnsupportedModel
-from blend.hf.attention.blocked import attend_blocked
-from blend.hf.attention.eager import attend_eager, mix_eager, weights_eager
-from blend.hf.attention.gemm import attend_gemm
+from blend.hf.attention.choice import BACKENDS, choose_backend
+from blend.hf.attention.eager import mix_eager, weights_eager
 from blend.hf.attention.mask import FusionMask, Reach
 
 __all__ = [
-    "BACKENDS",
     "FUSION_OVER",
     "Attention",
     "attach",
     "attending",
-    "choose_backend",
     "detach",
     "fusion_attention",
     "stock_attention",
@@ -42,9 +37,6 @@ __all__ = [
 # The names avoid "sdpa", "flash" and "flex_attention": transformers takes those as requests for kernels.
 FUSION_OVER = {"sdpa": "kv_fusion", "eager": "kv_fusion_float"}
 """Registry key that stands over each stock implementation."""
-
-BACKENDS: dict[str, Callable[..., Tensor]] = {"gemm": attend_gemm, "blocked": attend_blocked, "eager": attend_eager}
-"""Attention over selected rows, by name; all with the signature of :func:`attend_eager`."""
 
 Attention: TypeAlias = "Callable[..., tuple[Tensor, Any]]"
 """An attention function as transformers calls it: module, query, key, value, mask, and keyword arguments."""
@@ -130,20 +122,8 @@ def fusion_attention(
         weights = weights_eager(query, key, mask.dense(reach), **options)
         mask.observer(module.layer_idx, weights)
         return mix_eager(weights, value), None
-    attend = BACKENDS[backend or choose_backend(query)]
+    attend = BACKENDS[backend or choose_backend(query, value, softcap is not None, s_aux is not None)]
     return attend(query, key, value, mask, reach=reach, **options), None
-
-
-def choose_backend(query: Tensor) -> str:
-    """The fastest exact backend for this device and dtype."""
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16 and _has_bf16_gemm():
-        return "gemm"
-    return "blocked"
-
-
-@cache
-def _has_bf16_gemm() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _over_sdpa(

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,32 +43,61 @@ class Block:
                 | some rows  | every row sees   | some rows  |
                   (windows)                       (diagonal)
 
+    What is kept is the mask of the edges alone. Masks of whole blocks, all of them, would be as large as that of the
+    prompt.
+
     Attributes:
-        common: ``(c0, c1)``, the keys that every row of the block sees; empty when ``c0 >= c1``.
-        seen: bool ``[q1 - q0, k1 - k0]``, True where seen.
+        rows_n: positions of the queries.
+        reach: window or chunk.
     """
 
     q0: int
     q1: int
     k0: int
     k1: int
-    common: tuple[int, int]
-    seen: Tensor
-    _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
+    rows_n: Tensor
+    reach: Reach
+    _common: tuple[int, int]
+    _edges: dict[torch.dtype, list[tuple[slice, Tensor]]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Pairs of a query and a key."""
+        return (self.q1 - self.q0) * (self.k1 - self.k0)
+
+    @property
+    def common(self) -> slice:
+        """Columns, from ``k0``, of the keys that every row sees; an empty slice at 0 where there are none."""
+        first, last = self._common
+        return slice(first - self.k0, last - self.k0) if first < last else slice(0, 0)
+
+    @property
+    def seen(self) -> Tensor:
+        """bool ``[q1 - q0, k1 - k0]``, True where seen."""
+        return self._seen(slice(0, self.k1 - self.k0))
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """The mask as an additive one, 0 or -inf; made once for all layers that share the block."""
-        if dtype not in self._biases:
-            zeros = torch.zeros(self.seen.shape, dtype=dtype, device=self.seen.device)
-            self._biases[dtype] = zeros.masked_fill_(~self.seen, float("-inf"))
-        return self._biases[dtype]
+        """The mask as an additive one, 0 or -inf."""
+        whole = torch.zeros(self.q1 - self.q0, self.k1 - self.k0, dtype=dtype, device=self.rows_n.device)
+        for columns, bias in self.edges(dtype):
+            whole[:, columns] = bias
+        return whole
 
-    @cached_property
-    def hidden(self) -> list[tuple[slice, Tensor]]:
-        """Column ranges (relative to ``k0``) outside the common keys, with True where a key is not seen."""
-        c0, c1 = self.common if self.common[0] < self.common[1] else (self.k0, self.k0)
-        parts = slice(0, c0 - self.k0), slice(c1 - self.k0, self.k1 - self.k0)
-        return [(part, ~self.seen[:, part]) for part in parts if part.stop > part.start]
+    def edges(self, dtype: torch.dtype) -> list[tuple[slice, Tensor]]:
+        """The columns outside the common ones, with their additive mask; made once for all layers."""
+        if dtype not in self._edges:
+            common = self.common
+            parts = slice(0, common.start), slice(common.stop, self.k1 - self.k0)
+            self._edges[dtype] = [(part, self._bias(part, dtype)) for part in parts if part.stop > part.start]
+        return self._edges[dtype]
+
+    def _bias(self, columns: slice, dtype: torch.dtype) -> Tensor:
+        hidden = ~self._seen(columns)
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+    def _seen(self, columns: slice) -> Tensor:
+        keys = torch.arange(self.k0 + columns.start, self.k0 + columns.stop, device=self.rows_n.device)
+        return _seen(self.rows_n, keys, self.reach)
 
 
 class FusionMask:
@@ -80,6 +108,9 @@ class FusionMask:
         total: rows of the prompt (keys).
         reach: the layer's window or chunk.
         observer: sees the attention weights (the question probe).
+
+    Attributes:
+        memo: what a backend makes of the mask once and keeps for all layers that share it, by its own keys.
     """
 
     def __init__(self, rows_S: Tensor, total: int, reach: Reach, observer: Observer | None = None) -> None:
@@ -87,7 +118,8 @@ class FusionMask:
         self.total = total
         self.reach = reach
         self.observer = observer
-        self._blocks: dict[Reach, list[Block]] = {}
+        self.memo: dict[Any, Any] = {}
+        self._blocks: dict[tuple[Reach, int], list[Block]] = {}
 
     def dense(self, reach: Reach | None = None) -> Tensor:
         """The whole mask, bool ``[S, T]``, True where the query may see the key."""
@@ -95,10 +127,10 @@ class FusionMask:
 
     def blocks(self, reach: Reach | None = None, size: int = BLOCK_ROWS) -> list[Block]:
         """Blocks of ``size`` queries, each with just the keys between its first and its last visible one."""
-        reach = reach or self.reach
-        if reach not in self._blocks:
-            self._blocks[reach] = list(_cut(self.rows_S, reach, size))
-        return self._blocks[reach]
+        key = reach or self.reach, size
+        if key not in self._blocks:
+            self._blocks[key] = _cut(self.rows_S, *key)
+        return self._blocks[key]
 
 
 def _cut(rows_S: Tensor, reach: Reach, size: int) -> list[Block]:
@@ -108,8 +140,7 @@ def _cut(rows_S: Tensor, reach: Reach, size: int) -> list[Block]:
         q1 = min(q0 + size, len(positions))
         k0, k1 = reach.first(positions[q0]), positions[q1 - 1] + 1
         common = reach.first(positions[q1 - 1]), positions[q0] + 1
-        keys = torch.arange(k0, k1, device=rows_S.device)
-        blocks.append(Block(q0, q1, k0, k1, common, _seen(rows_S[q0:q1], keys, reach)))
+        blocks.append(Block(q0, q1, k0, k1, rows_S[q0:q1], reach, common))
     return blocks
 
 
