@@ -60,18 +60,41 @@ def bench_ttft(
     chunk_rows: ChunkRowsOption = 512,
     pairs: PairsOption = 5,
     systems: Annotated[str | None, typer.Option(help="Comma-separated; all if not given.")] = None,
+    decode: Annotated[int, typer.Option(help="Tokens decoded behind either; 0 for none.")] = 32,
     seed: SeedOption = 0,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Time to first token of each method against full prefill, in alternating pairs."""
+    """Time to first token of each method against full prefill, in alternating pairs; and decoding behind either."""
     from eval.bench.ttft import BenchOptions, run_ttft_bench
 
     set_threads(threads)
     names = names_of(systems)
-    options = BenchOptions(model, rows, ratio, chunk_rows, pairs, seed, dtype_of(dtype), names)
+    options = BenchOptions(model, rows, ratio, chunk_rows, pairs, seed, dtype_of(dtype), names, decode)
     write(json_file, run_ttft_bench(options, Console()))
+
+
+@bench.command("growth")
+def bench_growth(
+    model: ModelOption = "smollm2",
+    rows: Annotated[str, typer.Option(help="Comma-separated lengths, ascending.")] = "1024,2048,4096,8192",
+    ratio: RatioOption = 0.15,
+    chunk_rows: ChunkRowsOption = 512,
+    pairs: PairsOption = 3,
+    plot: Annotated[Path | None, typer.Option(help="Picture to write: a .png or an .svg.")] = None,
+    seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Time and memory to the first token as the prompt grows: full prefill and the default recipe."""
+    from eval.bench.growth import GrowthOptions, run_growth_bench
+    from eval.bench.ttft import BenchOptions
+
+    set_threads(threads)
+    bench = BenchOptions(model, ratio=ratio, chunk_rows=chunk_rows, pairs=pairs, seed=seed, dtype=dtype_of(dtype))
+    write(json_file, run_growth_bench(GrowthOptions(bench, _lengths_of(rows), plot), Console()))
 
 
 @bench.command("stores")
@@ -182,3 +205,13 @@ def _finish(json_file: Path | None, figures: dict[str, Any]) -> None:
     write(json_file, figures)
     if not figures.get("complete", True):
         raise typer.Exit(130)
+
+
+def _lengths_of(text: str) -> tuple[int, ...]:
+    """``1024,2048`` as numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        from blend.errors import BudgetError
+
+        raise BudgetError(f"rows is {text!r}: give whole numbers with commas between, such as 1024,4096") from error
