@@ -14,6 +14,7 @@ from blend.chunk import ChunkKV, KVLayers
 from blend.errors import CorruptEntry
 from blend.filling import LayerFilling
 from blend.hf.fusion_cache import FusionCache
+from blend.hf.transfer import Transfer
 from blend.hf.view import ModelView
 from blend.layout import Layout, Piece
 from rope import Move, Rope
@@ -63,13 +64,15 @@ def assemble(
         for keys_HnD, values_HnD in view.kv_like
     ]  # fmt: skip
     move_ = _mover(view.rope, layout, view.device)
+    transfer = Transfer(view.device)
 
     def fill(index: int) -> None:
-        _gather(layout, [_read(piece, source, index) for piece, source in zip(layout.pieces, sources, strict=True)],
-                layers[index])  # fmt: skip
-        move_(index, layers[index])
+        pairs = [_read(piece, source, index) for piece, source in zip(layout.pieces, sources, strict=True)]
+        with transfer.filling(index):
+            _gather(layout, pairs, layers[index], transfer)
+            move_(index, layers[index])
 
-    filling = LayerFilling(fill, len(layers))
+    filling = LayerFilling(fill, len(layers), transfer)
     cache = FusionCache([(keys[None], values[None]) for keys, values in layers], layout.rows, filling)
     if beside:
         filling.start()
@@ -97,7 +100,7 @@ def _read(piece: Piece, source: KVLayers | None, layer: int) -> _Pair | None:
         raise LostChunk(piece.chunk, piece.again, str(error)) from error
 
 
-def _gather(layout: Layout, pairs: Sequence[_Pair | None], out: _Pair) -> None:
+def _gather(layout: Layout, pairs: Sequence[_Pair | None], out: _Pair, transfer: Transfer) -> None:
     """Copies the rows of all pieces into one layer's keys and values, ``[H, T, D]``."""
     for piece, pair in zip(layout.pieces, pairs, strict=True):
         rows = slice(piece.start, piece.stop)
@@ -106,7 +109,7 @@ def _gather(layout: Layout, pairs: Sequence[_Pair | None], out: _Pair) -> None:
             if pair is None:
                 out[slot][:, rows] = 0
             else:
-                out[slot][:, rows] = pair[slot][:, first : first + piece.stop - piece.start]
+                transfer.copy_(out[slot][:, rows], pair[slot][:, first : first + piece.stop - piece.start])
 
 
 def _mover(rope: Rope, layout: Layout, device: torch.device) -> Callable[[int, _Pair], None]:

@@ -63,10 +63,14 @@ class Corrections:
         _add(state.values[0], left_N, shift.values_HND)
 
     def _make_plan(self, rows_S: Tensor) -> _Plan | None:
-        runs = torch.isin(self._stale, rows_S, assume_unique=True)
-        chosen_C, left_N = self._stale[runs], self._stale[~runs]
-        if not chosen_C.numel() or not left_N.numel():
+        # The rows that always run are among them, which tells how many others are. To count these would have the
+        # host of a GPU wait.
+        chosen, stale = rows_S.numel() - self._layout.forced.numel(), self._stale.numel()
+        if not 0 < chosen < stale:
             return None
+        runs = torch.isin(self._stale, rows_S, assume_unique=True)
+        left_first = self._stale.index_select(0, runs.to(torch.uint8).argsort(stable=True))
+        left_N, chosen_C = left_first[: stale - chosen], left_first[stale - chosen :]
         choice = Choice(chosen_C, left_N, self._layout, self._rope, self._fresh)
         return _Plan(chosen_C, torch.searchsorted(rows_S, chosen_C), left_N, self._corrector.plan(choice))
 

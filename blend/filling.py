@@ -5,10 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
-__all__ = ["LayerFilling"]
+__all__ = ["Arrival", "LayerFilling"]
+
+
+class Arrival(Protocol):
+    """When a layer that was filled is on its device, such as :class:`blend.hf.transfer.Transfer`."""
+
+    def wait(self, layer: int) -> None:
+        """What the calling thread queues from here on runs when the layer is there."""
+
+    def close(self) -> None:
+        """What the calling thread queues from here on runs behind all copies."""
 
 
 class LayerFilling:
@@ -20,17 +31,19 @@ class LayerFilling:
     Args:
         fill: brings one layer in.
         count: layers.
+        arrival: of layers whose copies are still on their way to a device when they are filled.
 
     Attributes:
         busy: seconds spent filling.
         waited: seconds that :meth:`wait` has waited: the part of ``busy`` that was not hidden.
     """
 
-    def __init__(self, fill: Callable[[int], None], count: int) -> None:
+    def __init__(self, fill: Callable[[int], None], count: int, arrival: Arrival | None = None) -> None:
         self.count = count
         self.busy = 0.0
         self.waited = 0.0
         self._fill = fill
+        self._arrival = arrival
         self._filled = 0
         self._error: BaseException | None = None
         self._stopped = False
@@ -55,20 +68,23 @@ class LayerFilling:
 
     def wait(self, index: int) -> None:
         """Returns when layer ``index`` is in place; raises what filling it, or one before it, has raised."""
-        if self._filled > index:
-            return
-        began = time.perf_counter()
-        with self._news:
-            self._news.wait_for(lambda: self._filled > index or self._error is not None)
-        self.waited += time.perf_counter() - began
-        if self._filled <= index and self._error is not None:
-            raise self._error
+        if self._filled <= index:
+            began = time.perf_counter()
+            with self._news:
+                self._news.wait_for(lambda: self._filled > index or self._error is not None)
+            self.waited += time.perf_counter() - began
+            if self._filled <= index and self._error is not None:
+                raise self._error
+        if self._arrival is not None:
+            self._arrival.wait(index)
 
     def close(self) -> None:
         """Stops after the layer at hand. Waiting for a layer that is not filled then is an error."""
         self._stopped = True
         if self._thread is not None:
             self._thread.join()
+        if self._arrival is not None:
+            self._arrival.close()
         if self._error is None:
             self._error = RuntimeError(f"the filling was closed after {self._filled} of {self.count} layers")
 

@@ -160,7 +160,8 @@ def turn_name(table: str, sign: int) -> str:
 def _turn(table: RopeTable, sign: int, move: Move) -> Turn:
     to_TF = table.angles(move.to_T, move.to_length)
     delta_TF = (to_TF - _angles_before(table, move)) * sign
-    identity = not bool(delta_TF.any())
+    # To know costs a GPU's host a wait for all that is queued; a turn of zero changes no bit there either.
+    identity = delta_TF.device.type == "cpu" and not bool(delta_TF.any())
     return Turn(delta_TF.cos().float(), delta_TF.sin().float(), identity)
 
 
@@ -185,7 +186,8 @@ def turn_(x_xTD: Tensor, rotation: LayerRotation, turn: Turn) -> Tensor:
         return x_xTD
     width = turn.cos_TF.shape[-1]
     first, second = _pairs(x_xTD, rotation.pairing, width)
-    gain = None if rotation.gain_D is None else _pairs(rotation.gain_D.float(), rotation.pairing, width)
+    gain_D = None if rotation.gain_D is None else rotation.gain_D.to(x_xTD.device, torch.float32)
+    gain = None if gain_D is None else _pairs(gain_D, rotation.pairing, width)
     a, b = first.float(), second.float()
     if gain is not None:
         a, b = a / gain[0], b / gain[1]

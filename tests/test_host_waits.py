@@ -17,11 +17,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import blend
-from blend import correction
 from blend.hf.attention import SETTING, FusionMask, Reach, attend_whole
 from blend.hf.attention.fa4 import _Plan as Fa4Plan
 from blend.hf.attention.flex import _block_mask as flex_mask
-from rope import rotation
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -143,25 +141,6 @@ NOTHING = torch.device("meta")
 """A device whose tensors have shapes and no numbers: whatever asks for one raises."""
 
 
-@pytest.fixture
-def known_waits(monkeypatch):
-    """The two of a request: whether anything moves at all, and which of the running rows are stale."""
-
-    def turn(table, sign, move):
-        angles_TF = (table.angles(move.to_T, move.to_length) - rotation._angles_before(table, move)) * sign
-        return rotation.Turn(angles_TF.cos().float(), angles_TF.sin().float(), False)
-
-    def make_plan(self, rows_S):
-        count = rows_S.numel() - self._layout.forced.numel()
-        chosen_C, left_N = rows_S[:count], self._stale[count:]
-        choice = correction.Choice(chosen_C, left_N, self._layout, self._rope, self._fresh)
-        return correction._Plan(chosen_C, torch.searchsorted(rows_S, chosen_C), left_N, self._corrector.plan(choice))
-
-    monkeypatch.setattr(rotation, "_turn", turn)
-    monkeypatch.setattr(correction.Corrections, "_make_plan", make_plan)
-
-
-@pytest.mark.usefixtures("known_waits")
 @pytest.mark.parametrize(
     "recipe",
     [
