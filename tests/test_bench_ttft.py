@@ -13,15 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from transformers import AutoModelForCausalLM, LlamaConfig
 from typer.testing import CliRunner
 
 from blend import Blender, BudgetError
 from blend.errors import PromptTooLong
+from blend.testing.tokenizers import CHATML, tiny_tokenizer
 from eval.bench.cli import bench
 from eval.bench.decode import compare_decoding
 from eval.bench.growth import GrowthOptions, run_growth_bench
 from eval.bench.growth_plot import draw_growth
 from eval.bench.memory import peak_of
+from eval.bench.squeeze import squeezed
 from eval.bench.ttft import RECIPE, BenchOptions, bench_prompt, methods, run_ttft_bench
 from eval.systems import UnknownSystem
 
@@ -146,6 +149,43 @@ def test_growth_over_two_lengths(smollm2, screen, tmp_path):
     assert model.config.max_position_embeddings == figures["context"] == 8192
     json.dumps(figures)
     assert "256" in screen.file.getvalue()
+
+
+def tiny_llama(**rope):
+    config = LlamaConfig(
+        vocab_size=600, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, rope_parameters={"rope_theta": 1e4, **rope},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def test_a_squeezed_model_is_the_same_at_a_fraction_of_the_position():
+    model = tiny_llama(rope_type="default")
+    wide, ids, places = squeezed(model, 1536), torch.arange(3, 43)[None], torch.arange(40)[None]
+    assert wide.config.max_position_embeddings == 1536
+    assert model.config.max_position_embeddings == 512
+    with torch.inference_mode():
+        a = model(input_ids=ids, position_ids=7 * places).logits
+        b = wide(input_ids=ids, position_ids=21 * places).logits
+        c = wide(input_ids=ids, position_ids=7 * places).logits
+    assert float((a - b).abs().max()) <= 1e-5
+    assert float((a - c).abs().max()) > 1e-3
+    with Blender(wide, check=True, background=None) as blender:
+        assert blender.view.context == 1536
+
+
+def test_scaled_positions_are_not_squeezed_again():
+    with pytest.raises(BudgetError, match=r"2048 rows is longer than the 512 .* \(linear\)"):
+        squeezed(tiny_llama(rope_type="linear", factor=2.0), 2048)
+
+
+def test_growth_beyond_the_context(screen):
+    tokenizer = tiny_tokenizer(template=CHATML)
+    options = GrowthOptions(BenchOptions(chunk_rows=64, pairs=1), (300, 700))
+    figures = run_growth_bench(options, screen, (tiny_llama(rope_type="default"), tokenizer))
+    assert [line["beyond_context"] for line in figures["lengths"]] == [False, True]
+    assert "positions squeezed" in screen.file.getvalue()
 
 
 def test_the_picture_does_without_unknown_memory():

@@ -1,14 +1,15 @@
 """Time and memory to the first token as the prompt grows: a full prefill, and the default recipe, side by side.
 
-Each length has its own prompt of the demo's text. Lengths beyond the model's context are run all the same, where a
-model's rotation allows it: a full prefill costs there what it costs. What the recipe costs depends on the rows that it
-chooses (an early row sees few keys), and beyond its context a model looks anywhere: there its time means little.
+Each length has its own prompt of the demo's text. Lengths beyond the model's context run on the same weights with
+squeezed positions (:mod:`eval.bench.squeeze`): what the recipe costs depends on the rows that it chooses (an early row
+sees few keys), and a model beyond its context looks anywhere.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from blend.hf.load import Loaded, load
 from blend.progress import track
 from eval.bench.growth_plot import draw_growth
 from eval.bench.memory import peak_of
+from eval.bench.squeeze import squeezed
 from eval.bench.ttft import BenchOptions, Measured, bench_prompt, full_prefill, recipe
 from eval.machine import machine_record
 from eval.report.style import style
@@ -67,7 +69,7 @@ def run_growth_bench(options: GrowthOptions, console: Console, loaded: Loaded | 
         loaded: model and tokenizer, where they are there already.
 
     Raises:
-        BudgetError: options out of range.
+        BudgetError: options out of range; a length beyond the context of a model that cannot be squeezed.
         ExtraMissing: a picture is wanted, and matplotlib is not there.
     """
     bench = options.bench
@@ -75,15 +77,12 @@ def run_growth_bench(options: GrowthOptions, console: Console, loaded: Loaded | 
         with style():  # before anything is measured: is matplotlib there?
             pass
     model, tokenizer = loaded or load(bench.model, dtype=bench.dtype)
-    config = model.config.get_text_config()
-    context = config.max_position_embeddings
-    config.max_position_embeddings = max(context, *options.lengths)
-    try:
-        with Blender(model, tokenizer, background=None) as blender:
-            benches = [replace(bench, rows=rows) for rows in options.lengths]
-            lines = [_measure(blender, of) for of in track(benches, total=len(benches), label="measuring")]
-    finally:
-        config.max_position_embeddings = context
+    context = model.config.get_text_config().max_position_embeddings
+    fitting = tuple(rows for rows in options.lengths if rows <= context)
+    beyond = options.lengths[len(fitting) :]
+    holding = [(model, fitting)] if fitting else []
+    holding += [(squeezed(model, beyond[-1]), beyond)] if beyond else []
+    lines = list(track(_lines(holding, tokenizer, bench), total=len(options.lengths), label="measuring"))
     figures = {
         "model": bench.model,
         "context": context,
@@ -98,6 +97,12 @@ def run_growth_bench(options: GrowthOptions, console: Console, loaded: Loaded | 
         options.plot.parent.mkdir(parents=True, exist_ok=True)
         options.plot.write_bytes(draw_growth(figures, options.kind))
     return figures
+
+
+def _lines(holding: list[tuple[Any, tuple[int, ...]]], tokenizer: Any, bench: BenchOptions) -> Iterator[dict[str, Any]]:
+    for model, lengths in holding:
+        with Blender(model, tokenizer, background=None) as blender:
+            yield from (_measure(blender, replace(bench, rows=rows)) for rows in lengths)
 
 
 def _measure(blender: Blender, bench: BenchOptions) -> dict[str, Any]:
@@ -153,7 +158,7 @@ def _table(figures: dict[str, Any]) -> Table:
         memory = (_mb(f[key]) for key in ("full_peak_bytes", "peak_bytes", "kv_bytes"))
         table.add_row(f"{f['rows']:,}{mark}", *numbers, f"{f['speedup'] / f['ideal']:.0%}", *memory)
     if any(f["beyond_context"] for f in figures["lengths"]):
-        table.caption = "* longer than the model's context: neither its answers nor the rows it chooses mean anything"
+        table.caption = "* beyond the model's context: the same weights, positions squeezed (arXiv:2306.15595)"
     return table
 
 

@@ -56,7 +56,7 @@ def _panel(axes: Any, lengths: list[dict[str, Any]], title: str, values: dict[st
 
 
 def _end_of_context(axes: Any, rows: int) -> None:
-    """Beyond it a model attends to anything, and what a selector chooses there costs what it costs by chance."""
+    """Beyond it positions are squeezed."""
     axes.axvline(rows, color=MUTED, linestyle=":", linewidth=1.2, zorder=1)
-    axes.annotate("beyond the context", (rows, 0.02), (4, 0), xycoords=("data", "axes fraction"),
+    axes.annotate("positions squeezed", (rows, 0.02), (4, 0), xycoords=("data", "axes fraction"),
                   textcoords="offset points", fontsize=SMALL_PT, color=MUTED)  # fmt: skip
