@@ -1,8 +1,8 @@
 """A model for prompts beyond its context: the same weights over squeezed positions.
 
 Position interpolation (Chen et al., arXiv:2306.15595) divides positions until the longest prompt lies where the model
-was trained. Answers get worse, but the model still attends to what a prompt says; without, it attends to anything, and a
-selector that asks it where to look chooses rows that no real prompt would have it choose.
+was trained. Answers get worse, but the model still attends to what a prompt says; without, it attends to anything, and
+a selector that asks it where to look chooses rows that no real prompt would have it choose.
 """
 
 from __future__ import annotations
