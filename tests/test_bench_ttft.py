@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from blend import Blender, BudgetError
 from blend.errors import PromptTooLong
 from blend.testing.tokenizers import CHATML, tiny_tokenizer
+from eval.bench import growth
 from eval.bench.cli import bench
 from eval.bench.decode import compare_decoding
 from eval.bench.growth import GrowthOptions, run_growth_bench
@@ -186,6 +187,25 @@ def test_growth_beyond_the_context(screen):
     figures = run_growth_bench(options, screen, (tiny_llama(rope_type="default"), tokenizer))
     assert [line["beyond_context"] for line in figures["lengths"]] == [False, True]
     assert "positions squeezed" in screen.file.getvalue()
+
+
+def test_ctrl_c_keeps_the_lengths_that_are_done(screen, monkeypatch):
+    measured, measure = [], growth._measure
+
+    def pressed(blender, options):
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(measure(blender, options))
+        return measured[0]
+
+    monkeypatch.setattr(growth, "_measure", pressed)
+    loaded = tiny_llama(rope_type="default"), tiny_tokenizer(template=CHATML)
+    options = GrowthOptions(BenchOptions(chunk_rows=64, pairs=1), (300, 400))
+    figures = run_growth_bench(options, screen, loaded)
+    assert not figures["complete"]
+    assert [line["rows"] for line in figures["lengths"]] == [300]
+    with pytest.raises(KeyboardInterrupt):
+        run_growth_bench(options, screen, loaded)
 
 
 def test_the_picture_does_without_unknown_memory():

@@ -94,7 +94,7 @@ def bench_growth(
 
     set_threads(threads)
     bench = BenchOptions(model, ratio=ratio, chunk_rows=chunk_rows, pairs=pairs, seed=seed, dtype=dtype_of(dtype))
-    write(json_file, run_growth_bench(GrowthOptions(bench, _lengths_of(rows), plot), Console()))
+    _finish(json_file, run_growth_bench(GrowthOptions(bench, _lengths_of(rows), plot), Console()))
 
 
 @bench.command("stores")

@@ -65,6 +65,8 @@ class GrowthOptions:
 def run_growth_bench(options: GrowthOptions, console: Console, loaded: Loaded | None = None) -> dict[str, Any]:
     """Runs the bench, prints its table, draws its picture and returns the figures as plain data.
 
+    Interrupted, it goes on with the lengths that are done.
+
     Args:
         loaded: model and tokenizer, where they are there already.
 
@@ -82,13 +84,19 @@ def run_growth_bench(options: GrowthOptions, console: Console, loaded: Loaded | 
     beyond = options.lengths[len(fitting) :]
     holding = [(model, fitting)] if fitting else []
     holding += [(squeezed(model, beyond[-1]), beyond)] if beyond else []
-    lines = list(track(_lines(holding, tokenizer, bench), total=len(options.lengths), label="measuring"))
+    lines: list[dict[str, Any]] = []
+    try:  # whatever ends it, the list has what came before
+        lines.extend(track(_lines(holding, tokenizer, bench), total=len(options.lengths), label="measuring"))
+    except KeyboardInterrupt:
+        if not lines:
+            raise
     figures = {
         "model": bench.model,
         "context": context,
         "machine": machine_record(model.dtype),
         "ratio": bench.ratio,
         "pairs": bench.pairs,
+        "complete": len(lines) == len(options.lengths),
         "lengths": [{**line, "beyond_context": line["rows"] > context} for line in lines],
         "exponents": _exponents(lines),
     }
