@@ -206,7 +206,8 @@ def _encode(request: Request) -> None:
     for item in setup.encode(again, system, stale=again) if again else ():
         request.found[item.want] = item._replace(why=request.unusable.get(item.want, item.why))
     for entries in setup.encode_fully(list(dict.fromkeys(want.chunk for want in new)), system, again=rereads):
-        request.found |= {item.want: item for item in entries}
+        # What is there already stays: it may have been encoded again because its entry is not to be read.
+        request.found = {item.want: item for item in entries} | request.found
 
 
 def _place(request: Request, plan: LoadPlan) -> tuple[Layout, FusionCache, LayerFilling, float | None]:

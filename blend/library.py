@@ -56,7 +56,8 @@ class Library:
     ) -> Encoded:
         """Computes and stores the KV of chunks that are not in the store yet.
 
-        Every finished batch is in the store; after an interruption a second call does the rest only.
+        Every finished batch is in the store; after an interruption a second call does the rest only. Chunks of one
+        call that share half of their text are encoded behind themselves too (:mod:`blend.readings`).
 
         Args:
             chunks: chunks or texts; duplicates are encoded once.
@@ -162,7 +163,7 @@ class Library:
         self, chunks: Sequence[Chunk], system: tuple[int, ...], retention: Retention, progress: bool
     ) -> Encoded:
         setup = self.setup
-        again = setup.overlapping(chunks, system)
+        again = frozenset(setup.overlapping(chunks, system))
         wanted = [Wanted(chunk, reading) for chunk in chunks for reading in setup.readings(chunk in again)]
         known = setup.fetch(wanted, system)
         missing = list(dict.fromkeys(want.chunk for want in wanted if want not in known))

@@ -70,7 +70,7 @@ class Naming:
         return ("alone", "mean", "again") if again else ("alone", "mean")
 
     def repeats(self, prompt: Prompt) -> dict[int, tuple[Run, ...]]:
-        """Rows that are to be taken from their chunk's KV behind itself, by the chunk's index; see :mod:`readings`."""
+        """Rows that are to be taken from their chunk's KV behind itself (:mod:`blend.readings`), by its index."""
         runs = repeated_runs(prompt) if self.background else {}
         return {i: rows for i, rows in runs.items() if self._rereads(prompt.chunks[i], prompt.system)}
 

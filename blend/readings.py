@@ -68,8 +68,7 @@ def repeated_runs(prompt: Prompt) -> dict[int, tuple[Run, ...]]:
     _, first, which = np.unique(grams, return_index=True, return_inverse=True)
     earlier = owners[first[which]] < owners
     runs = {}
-    for index, (start, chunk) in enumerate(zip(prompt.starts, chunks, strict=True)):
-        rows = _rows(earlier[owners == index], len(chunk))
+    for index, (start, rows) in enumerate(zip(prompt.starts, _rows_of_each(earlier, chunks), strict=True)):
         if _worthwhile(rows):
             runs[index] = tuple((start + a, start + b) for a, b in _runs(rows))
     return runs
@@ -86,7 +85,7 @@ def overlapping(chunks: Sequence[Chunk]) -> list[Chunk]:
     in_two = owners[order[heads]] != owners[order[last]]
     shared = np.empty(len(grams), dtype=np.bool_)
     shared[order] = np.repeat(in_two, last - heads + 1)
-    return [c for i, c in enumerate(chunks) if _worthwhile(_rows(shared[owners == i], len(c)))]
+    return [c for c, rows in zip(chunks, _rows_of_each(shared, chunks), strict=True) if _worthwhile(rows)]
 
 
 def _grams(chunks: Sequence[Chunk]) -> tuple[npt.NDArray[np.int64], _Hashes]:
@@ -103,6 +102,14 @@ def _hashes(ids: _Hashes) -> _Hashes:
     for step in range(_GRAM):
         value = value * _FACTOR + ids[step : step + count] + np.uint64(1)
     return value
+
+
+def _rows_of_each(begins: _Flags, chunks: Sequence[Chunk]) -> Iterator[_Flags]:
+    """Of each chunk the rows that lie in marked runs, from the marks of all chunks' runs in order."""
+    stop = 0
+    for chunk in chunks:
+        start, stop = stop, stop + max(len(chunk) - _GRAM + 1, 0)
+        yield _rows(begins[start:stop], len(chunk))
 
 
 def _rows(begins: _Flags, rows: int) -> _Flags:

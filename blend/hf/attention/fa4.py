@@ -40,6 +40,7 @@ class Fa4Kernel(NamedTuple):
 def fa4_kernel() -> Fa4Kernel:
     """Raises :class:`BackendMissing` where flash-attn 4 is not installed."""
     try:
+        # An optional package without types: what mypy says of it depends on whether it is there.
         import cutlass  # type: ignore[import-not-found, unused-ignore]
         import cutlass.cute as cute  # type: ignore[import-not-found, unused-ignore]
         from flash_attn.cute import flash_attn_func, utils
@@ -49,6 +50,7 @@ def fa4_kernel() -> Fa4Kernel:
             f'attention backend "fa4" needs flash-attn 4 ({error}): pip install flash-attn-4, or leave the choice open'
         ) from error
 
+    # Written in that package's language, and untyped as its own masks are.
     @cute.jit  # type: ignore[untyped-decorator, unused-ignore]
     def seen(batch, head, m_idx, n_idx, seqlen_info, aux_tensors):  # type: ignore[no-untyped-def]
         first = utils.scalar_to_ssa(aux_tensors[0][m_idx[0]], cutlass.Int32)
